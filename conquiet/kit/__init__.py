@@ -1,0 +1,3 @@
+"""Pure helpers that know nothing of Redis."""
+
+from __future__ import annotations

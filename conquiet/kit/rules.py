@@ -1,0 +1,32 @@
+"""The rules that arguments are held to; each breach is a ``ConfigError`` that names the value and the rule."""
+
+from __future__ import annotations
+
+from conquiet.errors import ConfigError
+
+__all__ = ["integer", "seconds", "text"]
+
+
+def integer(what: str, value: object, *, least: int) -> int:
+    """``value`` if it is an ``int`` (a bool is not) of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{what} must be an integer of at least {least}, not {value!r}")
+    return value
+
+
+def seconds(what: str, value: object) -> float:
+    """``value`` if it is a positive, finite number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigError(f"{what} must be a positive number of seconds, not {value!r}")
+    return float(value)
+
+
+def text(what: str, value: object) -> str:
+    """``value`` if it is a non-empty ``str`` that UTF-8 can carry."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{what} must be a non-empty string, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} must be valid Unicode, not {value!r}") from None
+    return value

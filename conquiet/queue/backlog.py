@@ -1,0 +1,66 @@
+"""How much is waiting: a look that costs little and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conquiet.wire.parser import Reply
+from conquiet.wire.streams import (
+    group_named,
+    pending_of,
+    pending_summary_of,
+    xinfo_groups,
+    xlen,
+    xpending,
+    xpending_summary,
+)
+
+__all__ = ["BacklogStats", "backlog_commands", "backlog_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogStats:
+    """A group's backlog at one moment, as the server told it."""
+
+    length: int
+    """Entries in the stream, acknowledged ones included: nothing trims it."""
+    pending: int
+    """Entries delivered and not acknowledged."""
+    pending_by_consumer: Mapping[str, int]
+    """The same by consumer name; those with nothing pending are left out."""
+    oldest_pending_id: str | None
+    """The lowest ID among the pending, or ``None``."""
+    oldest_pending_idle_ms: int | None
+    """For how long nobody has touched that entry, or ``None``."""
+    last_delivered_id: str
+    """Everything up to this ID has been delivered to somebody."""
+    lag: int | None
+    """Entries not delivered to anybody yet; ``None`` where the server cannot tell (before Redis 7)."""
+
+
+def backlog_commands(stream: str, group: str) -> tuple[bytes, ...]:
+    """The questions; each costs the same however long the stream and the pending list are."""
+    return (
+        xlen(stream),
+        xpending_summary(stream, group),
+        xpending(stream, group, min_idle_ms=0, count=1),
+        xinfo_groups(stream),
+    )
+
+
+def backlog_of(replies: list[Reply], group: str) -> BacklogStats:
+    """The answers."""
+    length, summary_reply, oldest_reply, groups_reply = replies
+    summary = pending_summary_of(summary_reply)
+    oldest = next(iter(pending_of(oldest_reply)), None)
+    known = group_named(groups_reply, group) or {}
+    return BacklogStats(
+        length=int(length),
+        pending=summary.count,
+        pending_by_consumer=dict(summary.consumers),
+        oldest_pending_id=oldest and oldest.id,
+        oldest_pending_idle_ms=oldest and oldest.idle_ms,
+        last_delivered_id=known.get("last-delivered-id", b"0-0").decode(),
+        lag=known.get("lag"),
+    )

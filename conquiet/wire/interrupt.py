@@ -1,0 +1,42 @@
+"""A request to stop waiting that any thread or signal handler may make."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+__all__ = ["Interrupt"]
+
+
+class Interrupt:
+    """Once requested, blocked reads under it end at once and no new one is written; it stays requested."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._wakers: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self._requested
+
+    def request(self) -> None:
+        """Ask. Returns at once; safe from any thread and from a signal handler; may be called again."""
+        self._requested = True
+        for loop, wake in tuple(self._wakers):
+            with suppress(RuntimeError):  # that loop has been closed, so nobody waits on it
+                loop.call_soon_threadsafe(wake)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Within the block, a request runs ``wake`` on the running loop.
+
+        Check ``requested`` inside the block: a request made before it has no one to wake.
+        """
+        waker = (asyncio.get_running_loop(), wake)
+        self._wakers.append(waker)
+        try:
+            yield
+        finally:
+            self._wakers.remove(waker)

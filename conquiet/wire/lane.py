@@ -1,0 +1,161 @@
+"""One connection, and the order in which calls go through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from redis.asyncio.connection import AbstractConnection
+
+from conquiet.errors import ConfigError
+from conquiet.kit.loopthread import forks, outlive_fork
+from conquiet.kit.service import Background
+from conquiet.wire.parser import Reply, ReplyParser
+
+__all__ = ["Lane"]
+
+
+class Lane:
+    """A connection that many callers share, opened by the first call and again after it was lost.
+
+    A caller who finds the lane free talks at once. Whoever comes meanwhile waits, and all who wait go out
+    together in the next write: fifty concurrent callers cost one round trip, not fifty. Nothing is sent twice.
+    When a call fails or is cancelled between its write and its last reply, the connection is thrown away, so
+    that no reply is ever taken for the answer to another call.
+    """
+
+    def __init__(self, dial: Callable[[], AbstractConnection], timeout: float | None) -> None:
+        self._dial = dial
+        self._timeout = timeout
+        self._connection: AbstractConnection | None = None
+        self._parser: ReplyParser | None = None
+        self._busy = False
+        self._waiting: deque[_Call] = deque()
+        self._background = Background()
+        self._forks = forks()
+
+    async def call(self, commands: Sequence[bytes]) -> list[Reply]:
+        """Send packed ``commands`` in one write; their replies in order, error replies as values."""
+        if self._busy:
+            call = _Call(commands)
+            self._waiting.append(call)
+            return await call.answered
+        self._busy = True
+        try:
+            return await self.converse(commands, self._timeout)
+        finally:
+            self._hand_on()
+
+    async def converse(self, commands: Sequence[bytes], timeout: float | None) -> list[Reply]:
+        """One write and its replies, for a caller who knows that nobody else is using the lane."""
+        connection, parser = await self.connected()
+        try:
+            async with asyncio.timeout(timeout):
+                await connection.send_packed_command(commands, check_health=False)
+                return await parser.read_replies(len(commands))
+        except BaseException:
+            await self._drop()
+            raise
+
+    async def connected(self) -> tuple[AbstractConnection, ReplyParser]:
+        """The open connection, made now if there is none or if the server closed it while it was idle."""
+        if self._forks != forks():
+            self._leave_to_parent()
+        connection, parser = self._connection, self._parser
+        if connection is not None and parser is not None:
+            if parser.is_quiet():
+                return connection, parser
+            await self._drop()
+        return await self._connect()
+
+    async def aclose(self) -> None:
+        """Fail whoever still waits, and close the connection."""
+        await self._background.aclose()
+        while self._waiting:
+            self._waiting.popleft().fail(ConnectionError("the connection was closed"))
+        await self._drop()
+
+    async def _connect(self) -> tuple[AbstractConnection, ReplyParser]:
+        _require_asyncio()
+        connection = self._dial()
+        outlive_fork(connection)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        parser = cast("ReplyParser", connection._parser)  # pyright: ignore[reportUnknownMemberType]
+        self._connection, self._parser = connection, parser
+        return connection, parser
+
+    def _leave_to_parent(self) -> None:
+        self._connection = self._parser = None
+        self._forks = forks()
+
+    async def _drop(self) -> None:
+        connection, self._connection, self._parser = self._connection, None, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    def _hand_on(self) -> None:
+        if self._waiting:
+            self._background.start(self._serve_waiting(), "lane")
+        else:
+            self._busy = False
+
+    async def _serve_waiting(self) -> None:
+        # A task of its own, so that no caller's cancellation tears the answers of the others.
+        try:
+            while self._waiting:
+                calls = [call for call in self._waiting if not call.answered.done()]
+                self._waiting.clear()
+                await self._serve(calls)
+                await asyncio.sleep(0)  # those just answered may have more to send: take it along
+        finally:
+            self._busy = False
+
+    async def _serve(self, calls: list[_Call]) -> None:
+        if not calls:
+            return
+        try:
+            replies = await self.converse([part for call in calls for part in call.commands], self._timeout)
+        except BaseException as error:
+            for call in calls:
+                call.fail(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        start = 0
+        for call in calls:
+            end = start + len(call.commands)
+            call.succeed(replies[start:end])
+            start = end
+
+
+def _require_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("conquiet runs on asyncio: it cannot be used from trio or without an event loop") from None
+
+
+class _Call:
+    """Commands that wait for the next write, and the promise of their replies."""
+
+    __slots__ = ("answered", "commands")
+
+    def __init__(self, commands: Sequence[bytes]) -> None:
+        self.commands = commands
+        self.answered: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+
+    def succeed(self, replies: list[Reply]) -> None:
+        if not self.answered.done():
+            self.answered.set_result(replies)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.answered.done():
+            cancelled = isinstance(error, asyncio.CancelledError)
+            self.answered.set_exception(ConnectionError("the connection was closed") if cancelled else error)

@@ -1,0 +1,156 @@
+"""All the connections that one object has to its Redis, and how a command finds its node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, NoReturn
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from conquiet.errors import QueueError
+from conquiet.wire.address import Address, Endpoint
+from conquiet.wire.interrupt import Interrupt
+from conquiet.wire.lane import Lane
+from conquiet.wire.parser import Reply
+from conquiet.wire.streams import pack
+from conquiet.wire.topology import topology_of
+from conquiet.wire.waiting import WaitingLane
+
+__all__ = ["Link"]
+
+_MOST_REDIRECTS: Final = 5
+_ASKING: Final = pack("ASKING")
+_FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
+_NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDownError, MasterDownError)
+
+
+class Link:
+    """One shared lane a node for commands that answer at once, and lanes apart for those that block.
+
+    So a blocked read never keeps an acknowledgment waiting. Every failure is a ``QueueError``, at once, and
+    nothing is sent a second time: a redirect by a Cluster means that the command was not run. After a failure
+    the next call opens a new connection.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._topology = topology_of(address)
+        self._lanes: dict[Endpoint, Lane] = {}
+        self._idle: dict[Endpoint, list[WaitingLane]] = {}
+        self._in_use: set[WaitingLane] = set()
+        self._closed = False
+
+    async def call(self, key: str, command: bytes) -> Reply:
+        """The reply to one packed command on ``key``; an error reply is raised."""
+        [reply] = await self.call_many(key, (command,))
+        if isinstance(reply, Exception):
+            self.refuse(key, reply)
+        return reply
+
+    async def call_many(self, key: str, commands: Sequence[bytes]) -> list[Reply]:
+        """The replies to packed commands on ``key``, sent in one write; error replies come as values."""
+        try:
+            endpoint = await self._locate(key)
+            replies = await self._lane(endpoint).call(commands)
+            if self.address.kind == "cluster":
+                await self._follow_redirects(commands, replies)
+        except _FAILURES as error:
+            self.refuse(key, error)
+        return replies
+
+    async def wait(self, key: str, command: bytes, seconds: float, interrupt: Interrupt) -> Reply | None:
+        """The reply to a command that blocks for up to ``seconds``; ``None`` also when interrupted."""
+        try:
+            for _ in range(_MOST_REDIRECTS):
+                reply = await self._wait_at(await self._locate(key), command, seconds, interrupt)
+                if not isinstance(reply, Exception):
+                    return reply
+                if not isinstance(reply, MovedError):
+                    break
+                self._topology.moved(reply.slot_id, (reply.host, reply.port))
+            self.refuse(key, reply)
+        except _FAILURES as error:
+            self.refuse(key, error)
+
+    def refuse(self, key: str, error: Exception) -> NoReturn:
+        """Raise ``error`` as the ``QueueError`` that it means for a command on ``key``."""
+        if isinstance(error, _NODE_IN_DOUBT):
+            self._topology.forget()
+        hint = ""
+        if isinstance(error, MovedError) and self.address.kind != "cluster":
+            hint = " (this server is part of a Cluster: use a redis+cluster:// URL or a RedisCluster client)"
+        text = str(error) or type(error).__name__
+        raise QueueError(f"{key!r} at {self.address}: {text}{hint}") from error
+
+    async def aclose(self) -> None:
+        """Close every connection; calls after this are refused."""
+        self._closed = True
+        waiting = [lane for lanes in self._idle.values() for lane in lanes]
+        for lane in (*waiting, *self._in_use, *self._lanes.values()):
+            await lane.aclose()
+        self._idle.clear()
+        self._lanes.clear()
+
+    async def _locate(self, key: str) -> Endpoint:
+        if self._closed:
+            raise RedisError("closed: no command can be sent any more")
+        encoded = key.encode()
+        endpoint = self._topology.locate(encoded)
+        if endpoint is None:
+            await self._topology.discover()
+            endpoint = self._topology.locate(encoded)
+        if endpoint is None:
+            raise RedisError("no node of the Cluster holds this key's slot")
+        return endpoint
+
+    def _lane(self, endpoint: Endpoint) -> Lane:
+        lane = self._lanes.get(endpoint)
+        if lane is None:
+            lane = Lane(partial(self.address.connection, endpoint), self.address.timeout)
+            self._lanes[endpoint] = lane
+        return lane
+
+    async def _follow_redirects(self, commands: Sequence[bytes], replies: list[Reply]) -> None:
+        for index, reply in enumerate(replies):
+            if isinstance(reply, MovedError | AskError):
+                replies[index] = await self._redirected(commands[index], reply)
+
+    async def _redirected(self, command: bytes, reply: Reply) -> Reply:
+        """The final reply to a command that one node of a Cluster refused to run, naming another."""
+        for _ in range(_MOST_REDIRECTS):
+            if not isinstance(reply, MovedError | AskError):
+                return reply
+            there = self._lane((reply.host, reply.port))
+            if isinstance(reply, MovedError):
+                self._topology.moved(reply.slot_id, (reply.host, reply.port))
+                [reply] = await there.call((command,))
+            else:
+                _, reply = await there.call((_ASKING, command))
+        return reply
+
+    async def _wait_at(
+        self, endpoint: Endpoint, command: bytes, seconds: float, interrupt: Interrupt
+    ) -> Reply | None:
+        idle = self._idle.setdefault(endpoint, [])
+        lane = idle.pop() if idle else self._waiting_lane(endpoint)
+        self._in_use.add(lane)
+        try:
+            return await lane.call(command, seconds, interrupt)
+        finally:
+            # A failed lane is empty, not dirty: its connection is gone, and the next call opens another.
+            self._in_use.discard(lane)
+            if not self._closed:
+                idle.append(lane)
+
+    def _waiting_lane(self, endpoint: Endpoint) -> WaitingLane:
+        dial = partial(self.address.connection, endpoint)
+        return WaitingLane(dial, self.address.timeout, self._lane(endpoint))
