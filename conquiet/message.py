@@ -73,21 +73,17 @@ class QueueMessage:
         """What was enqueued."""
         payload = self._payload
         if payload is _UNREAD:
-            payload = self._payload = self._decode()
+            fields = self._fields
+            if len(fields) != 2 or fields[0] != DATA:
+                raise self._malformed(f"its fields are {fields[::2]}, not just 'data'")
+            try:
+                payload = codec.decode(fields[1])
+            except codec.UNREADABLE as error:
+                raise self._malformed(f"its data is not JSON ({error})") from error
+            if not isinstance(payload, dict):
+                raise self._malformed(f"its data is a JSON {type(payload).__name__}, not an object")
+            self._payload = payload
         return payload  # type: ignore[no-any-return]
-
-    def _decode(self) -> dict[str, Any]:
-        fields = self._fields
-        if len(fields) != 2 or fields[0] != DATA:
-            names = b", ".join(fields[::2]).decode(errors="backslashreplace")
-            raise self._malformed(f"it has the fields [{names}], not just [data]")
-        try:
-            payload = codec.decode(fields[1])
-        except ValueError as error:
-            raise self._malformed(f"its data is not JSON ({error})") from error
-        if not isinstance(payload, dict):
-            raise self._malformed(f"its data is a JSON {type(payload).__name__}, not an object")
-        return payload
 
     def _malformed(self, reason: str) -> MalformedMessageError:
         return MalformedMessageError(self._stream, self._id, self._fields, reason)

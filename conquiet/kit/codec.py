@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 import orjson
 
 from conquiet.errors import PayloadError
 
-__all__ = ["MAX_DEPTH", "decode", "encode", "encode_object"]
+__all__ = ["MAX_DEPTH", "UNREADABLE", "decode", "encode", "encode_object"]
 
 MAX_DEPTH: Final = 254
 """How deep arrays and objects may be nested: orjson's own limit."""
@@ -27,15 +27,11 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _LARGEST: Final = 2**64 - 1
 _SMALLEST: Final = -(2**63)
 
-_read = msgspec.json.Decoder().decode
+decode: Final = msgspec.json.Decoder().decode
+"""The JSON value in some bytes; one of ``UNREADABLE`` if they are not exactly one valid JSON text in UTF-8."""
 
-
-def decode(raw: bytes) -> Any:
-    """The JSON value in ``raw``; ``ValueError`` if it is not exactly one valid JSON text in UTF-8."""
-    try:
-        return _read(raw)
-    except RecursionError:
-        raise ValueError("JSON is nested too deep to be read") from None
+UNREADABLE: Final = (ValueError, RecursionError)
+"""What :func:`decode` raises: malformed, not UTF-8, or nested too deep."""
 
 
 def encode(value: object) -> bytes:
@@ -56,6 +52,7 @@ def encode_object(payload: object) -> bytes:
     """As :func:`encode`, for the JSON objects that the queue carries: ``payload`` must be a ``dict``."""
     if not isinstance(payload, dict):
         raise PayloadError("$", f"must be a dict, not {type(payload).__name__}")
+    payload = cast("dict[Any, Any]", payload)
     # The common case, a flat dict of plain values, needs no second look: orjson refuses keys that are not
     # strings, large integers and lone surrogates; a float that is no number is the one thing it changes,
     # and that shows as a null.
@@ -86,7 +83,8 @@ def _faults(value: object) -> Iterator[tuple[_Path, str]]:
             if depth >= MAX_DEPTH:
                 yield path, f"is nested deeper than {MAX_DEPTH} levels"
                 return
-            stack.extend(reversed([((path, label), child, depth + 1) for label, child in _children(item)]))
+            children = _children(cast("dict[Any, Any] | list[Any]", item))
+            stack.extend(reversed([((path, label), child, depth + 1) for label, child in children]))
 
 
 def _children(item: dict[Any, Any] | list[Any]) -> Iterator[tuple[str, object]]:
@@ -107,7 +105,7 @@ def _fault(item: object) -> str | None:
     if isinstance(item, float):
         return None if math.isfinite(item) else f"is {item!r}, which JSON has no number for"
     if isinstance(item, dict):
-        return _key_fault(item)
+        return _key_fault(cast("dict[Any, Any]", item))
     return f"is of type {type(item).__name__}, which JSON would change or cannot carry"
 
 

@@ -106,7 +106,7 @@ async def _cancel_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _forks  # noqa: PLW0603
+    global _forks
     _forks += 1
     _attic.extend(_living)
     PRIVATE_LOOP.leave_behind()

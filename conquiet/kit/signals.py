@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, cast
 
 __all__ = ["stop_on_signals"]
 
-_Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
-
 
 @contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None]) -> Generator[None]:
     """Within the block, SIGTERM and SIGINT call ``stop`` instead of ending the process.
 
     A handler of the user's that was there before runs too, after ``stop``. A second signal of the kind finds
@@ -37,7 +35,7 @@ class _StopRequest:
     def __init__(self, number: signal.Signals, stop: Callable[[], None]) -> None:
         self._number = number
         self._stop: Callable[[], None] | None = stop
-        self._previous: _Handler = None
+        self._previous: Any = None
 
     def install(self) -> bool:
         self._previous = signal.getsignal(self._number)
@@ -49,19 +47,23 @@ class _StopRequest:
             return False
         return True
 
+    def _is_installed(self) -> bool:
+        return cast("object", signal.getsignal(self._number)) is self
+
     def remove(self) -> None:
         self._stop = None
         # Somebody who came later may stand on top: then this one stays below, and only passes on.
-        if signal.getsignal(self._number) is self:
-            signal.signal(self._number, self._previous)
+        if self._is_installed():
+            with suppress(ValueError):  # an iterator that ended in another thread than it began in
+                signal.signal(self._number, self._previous)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         stop, self._stop = self._stop, None
         if stop is not None:
             stop()
-            if signal.getsignal(self._number) is self:
+            if self._is_installed():
                 signal.signal(self._number, self._previous)
-        elif self._previous == signal.SIG_DFL and signal.getsignal(self._number) is self:
+        elif self._previous == signal.SIG_DFL and self._is_installed():
             signal.signal(self._number, signal.SIG_DFL)
             signal.raise_signal(self._number)
         if callable(self._previous) and (stop is None or not _ends_the_program(self._previous)):

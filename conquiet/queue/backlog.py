@@ -59,8 +59,8 @@ def backlog_of(replies: list[Reply], group: str) -> BacklogStats:
         length=int(length),
         pending=summary.count,
         pending_by_consumer=dict(summary.consumers),
-        oldest_pending_id=oldest and oldest.id,
-        oldest_pending_idle_ms=oldest and oldest.idle_ms,
+        oldest_pending_id=oldest.id if oldest else None,
+        oldest_pending_idle_ms=oldest.idle_ms if oldest else None,
         last_delivered_id=known.get("last-delivered-id", b"0-0").decode(),
         lag=known.get("lag"),
     )

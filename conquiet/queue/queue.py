@@ -102,11 +102,11 @@ class RedisStreamsQueue:
         All are checked before the first is sent. It is not one transaction: other writers' entries may come
         between, and when Redis fails on the way the ``QueueError`` says in ``entry_ids`` which were written.
         """
-        values = [_encoded(payload) for payload in payloads]
-        ids: list[str | None] = []
+        values = _all_encoded(payloads)
+        ids: list[str] = []
         for chunk in _chunks(values):
             ids += await self._append(chunk, ids, len(values))
-        return ids  # type: ignore[return-value]
+        return ids
 
     async def read(self, block_ms: int | None = None, count: int | None = None) -> list[QueueMessage]:
         """Up to ``count`` messages that the group has not seen, waiting up to ``block_ms`` for the first.
@@ -122,12 +122,11 @@ class RedisStreamsQueue:
         One that is not pending any more, for whatever reason, is no error.
         """
         key, group = self._config.stream_key, self._config.consumer_group
-        for message in messages:
-            if message.stream != key or message.group != group:
-                raise ConfigError(f"{message!r} is not of stream {key!r} and group {group!r}")
-        if messages:
-            command = streams.xack(key, group, [message.id for message in messages])
-            self._metrics.acked(await self._link.call(key, command))
+        ids = [message.id for message in messages if message.stream == key and message.group == group]
+        if len(ids) < len(messages):
+            raise ConfigError(f"not all of {messages!r} are of stream {key!r} and group {group!r}")
+        if ids:
+            self._metrics.acked(await self._link.call(key, streams.xack(key, group, ids)))
 
     async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
         """Take over up to ``count`` messages that nobody has touched for ``min_idle_ms``, whoever had them.
@@ -217,16 +216,34 @@ def _encoded(payload: object) -> bytes:
     return data
 
 
+def _all_encoded(payloads: Iterable[object]) -> list[bytes]:
+    values: list[bytes] = []
+    try:
+        for payload in payloads:
+            values.append(_encoded(payload))  # noqa: PERF401 - its length tells which payload was refused
+    except PayloadError as error:
+        raise PayloadError(f"payloads[{len(values)}]: {error.path}", error.reason) from None
+    return values
+
+
 def _chunks(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """``values`` in runs that are small enough to hold neither side up: by number, and by size."""
+    for start in range(0, len(values), _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        if sum(map(len, chunk)) <= _CHUNK_BYTES:
+            yield chunk
+        else:
+            yield from _by_size(chunk)
+
+
+def _by_size(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     start = size = 0
     for at, value in enumerate(values):
-        if at > start and (at - start == _CHUNK or size + len(value) > _CHUNK_BYTES):
+        if at > start and size + len(value) > _CHUNK_BYTES:
             yield values[start:at]
             start, size = at, 0
         size += len(value)
-    if values:
-        yield values[start:]
+    yield values[start:]
 
 
 def _refused(replies: Sequence[Reply], before: Sequence[str | None], total: int) -> QueueError:

@@ -19,10 +19,7 @@ import select
 import signal
 import sys
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # without typing's import: the parent waits for us
-    from types import FrameType
+from types import FrameType
 
 TICK = 0.25
 GRACE = 3.0

@@ -7,7 +7,7 @@ one decides how long an answer may take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from redis.asyncio.connection import (
     parse_url,
 )
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedConnection
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
@@ -74,6 +74,8 @@ class Address:
     service: str = ""
     sentinel_settings: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     timeout: float | None = _DEFAULT_TIMEOUT
+    remap: Callable[[Endpoint], Endpoint] | None = None
+    """Where a Cluster node is reached that announces itself under another address."""
 
     @classmethod
     def of(cls, source: AddressLike) -> Address:
@@ -98,6 +100,10 @@ class Address:
         """A new connection to the Sentinel at ``endpoint``, not yet open."""
         plain = SSLConnection if issubclass(self.connection_class, SSLConnection) else Connection
         return _build(plain, endpoint, self.sentinel_settings)
+
+    def reached_at(self, endpoint: Endpoint) -> Endpoint:
+        """Where the node is reached that announces itself as ``endpoint``."""
+        return self.remap(endpoint) if self.remap else endpoint
 
     def __str__(self) -> str:
         """For people and logs: never a user name or a password."""
@@ -151,18 +157,16 @@ def _from_url(url: str) -> Address:
         raise ConfigError(f"a Redis URL starts with {_SCHEMES}, not {parsed.scheme or url[:20]!r}")
     try:
         hosts = _hosts(parsed, _PORTS[kind])
-        settings = dict(parse_url(_with_one_host(parsed, scheme)))
+        settings: dict[str, Any] = dict(parse_url(_with_one_host(parsed, scheme)))
     except ValueError as error:
         raise ConfigError(f"cannot read the Redis URL: {error}") from error
-    connection_class = cast("type[AbstractConnection]", settings.get("connection_class", Connection))
+    connection_class: type[AbstractConnection] = settings.get("connection_class", Connection)
     timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
     if kind == "sentinel":
         return _checked(_sentinel_url(parsed, hosts, settings, connection_class, timeout))
     seeds = ((str(settings.pop("path", "")), 0),) if scheme == "unix" else hosts
     kept = _kept(settings)
-    return _checked(
-        Address("cluster" if kind else "single", seeds, kept, connection_class, timeout=timeout)
-    )
+    return _checked(Address("cluster" if kind else "single", seeds, kept, connection_class, timeout=timeout))
 
 
 def _hosts(parsed: ParseResult, default_port: int) -> tuple[Endpoint, ...]:
@@ -213,19 +217,18 @@ def _from_client(client: Redis) -> Address:
 def _from_sentinel(pool: SentinelConnectionPool, settings: dict[str, Any]) -> Address:
     if not pool.is_master:
         raise ConfigError("a client of Sentinel replicas cannot be written to: pass Sentinel.master_for(...)")
-    sentinels = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    manager = cast("Sentinel", pool.sentinel_manager)
+    sentinels: list[dict[str, Any]] = [dict(client.connection_pool.connection_kwargs) for client in manager.sentinels]
     seeds = tuple((str(own["host"]), int(own["port"])) for own in sentinels)
     own = {name: value for name, value in sentinels[0].items() if name not in ("host", "port", "socket_timeout")}
     for name in ("host", "port"):
         settings.pop(name, None)
     secure = issubclass(pool.connection_class, SSLConnection)
     # The managed class looks its master up itself; here the topology does, once for all connections.
-    plain = SSLConnection if secure else Connection
+    plain: type[AbstractConnection] = SSLConnection if secure else Connection
     if not issubclass(pool.connection_class, SentinelManagedConnection):
         plain = pool.connection_class
-    return _checked(
-        Address("sentinel", seeds, _kept(settings), plain, str(pool.service_name), _kept(own))
-    )
+    return _checked(Address("sentinel", seeds, _kept(settings), plain, cast("str", pool.service_name), _kept(own)))
 
 
 def _from_cluster(client: RedisCluster) -> Address:
@@ -235,7 +238,8 @@ def _from_cluster(client: RedisCluster) -> Address:
     # The client's own greeting only asks replicas to answer reads; here nothing is read from replicas.
     settings.pop("redis_connect_func", None)
     seeds = tuple((str(node.host), int(node.port)) for node in client.startup_nodes)
-    return _checked(Address("cluster", seeds, _kept(settings), connection_class, timeout=timeout))
+    remap = client.nodes_manager.address_remap
+    return _checked(Address("cluster", seeds, _kept(settings), connection_class, timeout=timeout, remap=remap))
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:

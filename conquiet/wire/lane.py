@@ -13,6 +13,7 @@ from conquiet.errors import ConfigError
 from conquiet.kit.loopthread import forks, outlive_fork
 from conquiet.kit.service import Background
 from conquiet.wire.parser import Reply, ReplyParser
+from conquiet.wire.watchdog import Watchdog
 
 __all__ = ["Lane"]
 
@@ -34,6 +35,7 @@ class Lane:
         self._busy = False
         self._waiting: deque[_Call] = deque()
         self._background = Background()
+        self._watchdog = Watchdog(self._abort)
         self._forks = forks()
 
     async def call(self, commands: Sequence[bytes]) -> list[Reply]:
@@ -51,13 +53,18 @@ class Lane:
     async def converse(self, commands: Sequence[bytes], timeout: float | None) -> list[Reply]:
         """One write and its replies, for a caller who knows that nobody else is using the lane."""
         connection, parser = await self.connected()
+        self._watchdog.expect(timeout)
         try:
-            async with asyncio.timeout(timeout):
-                await connection.send_packed_command(commands, check_health=False)
-                return await parser.read_replies(len(commands))
-        except BaseException:
+            await connection.send_packed_command(commands, check_health=False)
+            replies = await parser.read_replies(len(commands))
+        except BaseException as error:
             await self._drop()
+            if self._watchdog.overdue:
+                raise TimeoutError(f"no answer within {timeout:g} s") from error
             raise
+        finally:
+            self._watchdog.rest()
+        return replies
 
     async def connected(self) -> tuple[AbstractConnection, ReplyParser]:
         """The open connection, made now if there is none or if the server closed it while it was idle."""
@@ -75,6 +82,7 @@ class Lane:
         await self._background.aclose()
         while self._waiting:
             self._waiting.popleft().fail(ConnectionError("the connection was closed"))
+        self._watchdog.cancel()
         await self._drop()
 
     async def _connect(self) -> tuple[AbstractConnection, ReplyParser]:
@@ -83,7 +91,7 @@ class Lane:
         outlive_fork(connection)
         try:
             async with asyncio.timeout(self._timeout):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -99,6 +107,11 @@ class Lane:
         connection, self._connection, self._parser = self._connection, None, None
         if connection is not None:
             await connection.disconnect(nowait=True)
+
+    def _abort(self) -> None:
+        writer = self._connection and self._connection._writer
+        if writer:
+            writer.transport.abort()
 
     def _hand_on(self) -> None:
         if self._waiting:

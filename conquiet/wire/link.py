@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 from redis.exceptions import (
     AskError,
@@ -62,7 +62,7 @@ class Link:
             endpoint = await self._locate(key)
             replies = await self._lane(endpoint).call(commands)
             if self.address.kind == "cluster":
-                await self._follow_redirects(commands, replies)
+                await self._follow_redirects(endpoint, commands, replies)
         except _FAILURES as error:
             self.refuse(key, error)
         return replies
@@ -70,16 +70,18 @@ class Link:
     async def wait(self, key: str, command: bytes, seconds: float, interrupt: Interrupt) -> Reply | None:
         """The reply to a command that blocks for up to ``seconds``; ``None`` also when interrupted."""
         try:
+            endpoint = await self._locate(key)
+            reply = await self._wait_at(endpoint, (command,), seconds, interrupt)
             for _ in range(_MOST_REDIRECTS):
-                reply = await self._wait_at(await self._locate(key), command, seconds, interrupt)
-                if not isinstance(reply, Exception):
-                    return reply
-                if not isinstance(reply, MovedError):
+                if not isinstance(reply, Exception) or (there := self._redirect(endpoint, reply)) is None:
                     break
-                self._topology.moved(reply.slot_id, (reply.host, reply.port))
-            self.refuse(key, reply)
+                endpoint, first = there
+                reply = await self._wait_at(endpoint, (*first, command), seconds, interrupt)
         except _FAILURES as error:
             self.refuse(key, error)
+        if isinstance(reply, Exception):
+            self.refuse(key, reply)
+        return reply
 
     def refuse(self, key: str, error: Exception) -> NoReturn:
         """Raise ``error`` as the ``QueueError`` that it means for a command on ``key``."""
@@ -95,7 +97,9 @@ class Link:
         """Close every connection; calls after this are refused."""
         self._closed = True
         waiting = [lane for lanes in self._idle.values() for lane in lanes]
-        for lane in (*waiting, *self._in_use, *self._lanes.values()):
+        for waiting_lane in (*waiting, *self._in_use):
+            await waiting_lane.aclose()
+        for lane in self._lanes.values():
             await lane.aclose()
         self._idle.clear()
         self._lanes.clear()
@@ -119,32 +123,34 @@ class Link:
             self._lanes[endpoint] = lane
         return lane
 
-    async def _follow_redirects(self, commands: Sequence[bytes], replies: list[Reply]) -> None:
-        for index, reply in enumerate(replies):
-            if isinstance(reply, MovedError | AskError):
-                replies[index] = await self._redirected(commands[index], reply)
+    async def _follow_redirects(self, endpoint: Endpoint, commands: Sequence[bytes], replies: list[Reply]) -> None:
+        for index, command in enumerate(commands):
+            here = endpoint
+            for _ in range(_MOST_REDIRECTS):
+                reply = replies[index]
+                if not isinstance(reply, Exception) or (there := self._redirect(here, reply)) is None:
+                    break
+                here, first = there
+                replies[index] = (await self._lane(here).call((*first, command)))[-1]
 
-    async def _redirected(self, command: bytes, reply: Reply) -> Reply:
-        """The final reply to a command that one node of a Cluster refused to run, naming another."""
-        for _ in range(_MOST_REDIRECTS):
-            if not isinstance(reply, MovedError | AskError):
-                return reply
-            there = self._lane((reply.host, reply.port))
-            if isinstance(reply, MovedError):
-                self._topology.moved(reply.slot_id, (reply.host, reply.port))
-                [reply] = await there.call((command,))
-            else:
-                _, reply = await there.call((_ASKING, command))
-        return reply
+    def _redirect(self, asked: Endpoint, reply: Exception) -> tuple[Endpoint, tuple[bytes, ...]] | None:
+        """Where to send a command that a Cluster node refused to run, and what to say there first."""
+        if self.address.kind != "cluster" or not isinstance(reply, AskError):
+            return None
+        there = self.address.reached_at((cast("str", reply.host) or asked[0], reply.port))
+        if not isinstance(reply, MovedError):
+            return there, (_ASKING,)
+        self._topology.moved(reply.slot_id, there)
+        return there, ()
 
     async def _wait_at(
-        self, endpoint: Endpoint, command: bytes, seconds: float, interrupt: Interrupt
+        self, endpoint: Endpoint, commands: Sequence[bytes], seconds: float, interrupt: Interrupt
     ) -> Reply | None:
         idle = self._idle.setdefault(endpoint, [])
         lane = idle.pop() if idle else self._waiting_lane(endpoint)
         self._in_use.add(lane)
         try:
-            return await lane.call(command, seconds, interrupt)
+            return await lane.call(commands, seconds, interrupt)
         finally:
             # A failed lane is empty, not dirty: its connection is gone, and the next call opens another.
             self._in_use.discard(lane)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
 
 from redis._parsers.hiredis import NOT_ENOUGH_DATA, _AsyncHiredisParser
 
@@ -23,16 +24,17 @@ class ReplyParser(_AsyncHiredisParser):
 
     async def read_replies(self, count: int) -> list[Reply]:
         """The next ``count`` replies, in the order of their commands."""
-        gets = self._reader.gets
+        gets: Callable[[bool], Reply] = cast("Any", self._reader).gets
         replies: list[Reply] = []
         while len(replies) < count:
             reply = gets(False)
             if reply is NOT_ENOUGH_DATA:
-                await self.read_from_socket()
+                await self.read_from_socket()  # type: ignore[no-untyped-call]
             else:
                 replies.append(reply)
         return replies
 
     def is_quiet(self) -> bool:
         """Whether the server has neither sent anything unasked nor closed the connection."""
-        return not (self._reader.has_data() or self._stream.at_eof() or self._stream.exception())
+        reader, stream = cast("Any", self._reader), cast("Any", self._stream)
+        return not (reader.has_data() or stream.at_eof() or stream.exception())

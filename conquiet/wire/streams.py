@@ -43,7 +43,7 @@ Entry: TypeAlias = tuple[bytes, list[bytes]]
 
 def pack(*words: str | bytes | int) -> bytes:
     """A command in the wire protocol."""
-    return cast("bytes", hiredis.pack_command(words))
+    return cast("bytes", hiredis.pack_command(cast("Any", words)))
 
 
 # --- commands ----------------------------------------------------------------------------------------
@@ -66,9 +66,7 @@ def xgroup_create(stream: str, group: str, start: str) -> bytes:
 
 def xreadgroup(stream: str, group: str, consumer: str, *, count: int, block_ms: int) -> bytes:
     """Take up to ``count`` entries that the group has not seen, waiting up to ``block_ms`` for the first."""
-    return pack(
-        *("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, ">")
-    )
+    return pack(*("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, ">"))
 
 
 def xack(stream: str, group: str, ids: Iterable[str]) -> bytes:
@@ -141,7 +139,9 @@ def entries_of(reply: Reply) -> list[Entry]:
 
 def pending_of(reply: Reply) -> list[Pending]:
     """The rows of an extended ``XPENDING``."""
-    return [Pending(id.decode(), name.decode(errors="replace"), int(idle), int(count)) for id, name, idle, count in reply]
+    return [
+        Pending(id.decode(), name.decode(errors="replace"), int(idle), int(count)) for id, name, idle, count in reply
+    ]
 
 
 def pending_summary_of(reply: Reply) -> PendingSummary:

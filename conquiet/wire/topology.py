@@ -124,7 +124,7 @@ class _Cluster:
         reply = await _ask_once(lambda: self._address.connection(seed), command, self._address.timeout)
         # An empty host means: the one that you asked.
         ranges = [
-            (int(first), int(last), ((master[0] or b"").decode() or seed[0], int(master[1])))
+            (int(first), int(last), self._address.reached_at(((master[0] or b"").decode() or seed[0], int(master[1]))))
             for first, last, master, *_ in reply
         ]
         if not ranges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from redis.asyncio.connection import AbstractConnection
@@ -39,8 +39,8 @@ class WaitingLane:
         self._identified: AbstractConnection | None = None
         self._background = Background()
 
-    async def call(self, command: bytes, seconds: float, interrupt: Interrupt) -> Reply | None:
-        """The reply to ``command``, which blocks for up to ``seconds``; ``None`` if nothing was sent.
+    async def call(self, commands: Sequence[bytes], seconds: float, interrupt: Interrupt) -> Reply | None:
+        """The reply to the last of ``commands``, which blocks for up to ``seconds``; ``None`` if none was sent.
 
         A server that is silent for five seconds longer than that is given up (``TimeoutError``).
         """
@@ -51,12 +51,13 @@ class WaitingLane:
             if interrupt.requested:
                 return None
             try:
-                [reply] = await self._lane.converse((command,), seconds + _WATCHDOG)
+                replies = await self._lane.converse(commands, seconds + _WATCHDOG)
             finally:
                 answered.set()
         # An UNBLOCK still on its way must not hit the next command of this connection.
-        await asyncio.gather(*waker)
-        return reply
+        if waker:
+            await asyncio.gather(*waker)
+        return replies[-1]
 
     async def aclose(self) -> None:
         """Close the connection; a command that still blocks on it fails."""

@@ -1,0 +1,121 @@
+"""From a core class to its synchronous twin: a recipe to build it, and descriptors that run its methods."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+from conquiet.errors import ConquietError
+from conquiet.kit.loopthread import forks, outlive_fork
+from conquiet.sync._portal import call
+
+__all__ = ["Bridge", "Facade", "blocking", "items", "passing"]
+
+C = TypeVar("C")
+CM = TypeVar("CM", bound=AbstractAsyncContextManager[Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Facade(Generic[CM]):
+    """A core object behind synchronous methods, with the core's own context manager.
+
+    What is kept is the *recipe*, the core's class and arguments. It is what pickling carries, so a facade can
+    be closed over by a Spark function; and a forked child builds its own core from it, leaving the parent's
+    connections alone.
+    """
+
+    def __init__(self, build: Callable[..., CM], *args: object, **kwargs: object) -> None:
+        self._recipe = (build, args, kwargs)
+        self._forks = forks()
+        self._built: CM | None = None
+        self._core()  # bad arguments are the caller's to see now
+
+    def _core(self) -> CM:
+        """The core object, built once in each process."""
+        core = self._built
+        if core is None or self._forks != forks():
+            build, args, kwargs = self._recipe
+            own: list[Any] = [cast("Facade[Any]", arg)._core() if isinstance(arg, Facade) else arg for arg in args]
+            core = self._built = build(*own, **kwargs)
+            self._forks = forks()
+            outlive_fork(core)
+        return core
+
+    def __enter__(self) -> Self:
+        call(self._core().__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        call(self._core().__aexit__, kind, error, trace)
+
+    def __getstate__(self) -> object:
+        return self._recipe
+
+    def __setstate__(self, recipe: Any) -> None:
+        self._recipe = recipe
+        self._forks = forks()
+        self._built = None
+
+
+class Bridge:
+    """A descriptor that stands for one method of the core; the parity test compares ``method``."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method: Any = method
+        self.__doc__ = inspect.getdoc(method)
+
+
+class blocking(Bridge, Generic[C, P, R]):
+    """A coroutine method, run to its result."""
+
+    def __init__(self, method: Callable[Concatenate[C, P], Awaitable[R]]) -> None:
+        super().__init__(method)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
+
+    def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
+        return self if instance is None else partial(call, self.method, instance._core())
+
+
+class passing(Bridge, Generic[C, P, R]):
+    """A plain method of the core that is safe from any thread, run where it is called."""
+
+    def __init__(self, method: Callable[Concatenate[C, P], R]) -> None:
+        super().__init__(method)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
+
+    def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
+        return self if instance is None else partial(self.method, instance._core())
+
+
+def items(iterator: AsyncIterator[T]) -> Iterator[T]:
+    """An async iterator as a plain one, with one hop to the loop an item; it belongs to one thread."""
+    try:
+        while True:
+            try:
+                item = call(iterator.__anext__)
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        close = getattr(iterator, "aclose", None)
+        if close is not None:
+            with suppress(ConquietError):  # the interpreter is ending, and the loop with it
+                call(close)
