@@ -29,7 +29,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigError
-from conquiet.kit import rules
 from conquiet.wire.parser import ReplyParser
 
 __all__ = ["Address", "AddressLike", "Endpoint"]
@@ -44,6 +43,7 @@ _SCHEMES: Final = (
 )
 _PORTS: Final = {"": 6379, "cluster": 6379, "sentinel": 26379}
 _DEFAULT_TIMEOUT: Final = 5.0
+_READ_SIZE: Final = 1 << 17
 
 # What a client keeps among its connection settings for purposes of its own, or what is set here for all.
 _NOT_OURS: Final = frozenset(
@@ -54,7 +54,7 @@ _NOT_OURS: Final = frozenset(
         *("orig_socket_timeout", "orig_socket_connect_timeout", "response_callbacks", "ssl", "timeout"),
         *("decode_responses", "driver_info", "encoder_class", "encoding", "encoding_errors"),
         *("health_check_interval", "legacy_responses", "lib_name", "lib_version", "parser_class", "protocol"),
-        *("retry", "retry_on_error", "retry_on_timeout"),
+        *("retry", "retry_on_error", "retry_on_timeout", "socket_read_size"),
     }
 )
 
@@ -108,7 +108,9 @@ class Address:
     def __str__(self) -> str:
         """For people and logs: never a user name or a password."""
         nodes = ",".join(host if not port else f"{host}:{port}" for host, port in self.seeds)
-        return f"{self.kind} {nodes}" + (f"/{self.service}" if self.service else "")
+        return {"single": nodes, "sentinel": f"Sentinel {nodes}/{self.service}", "cluster": f"Cluster {nodes}"}[
+            self.kind
+        ]
 
 
 def _build(
@@ -123,6 +125,7 @@ def _build(
         protocol=2,
         retry=Retry(NoBackoff(), 0),
         parser_class=ReplyParser,
+        socket_read_size=_READ_SIZE,
         driver_info=_driver(),
     )
 
@@ -138,6 +141,8 @@ def _driver() -> DriverInfo:
 
 def _checked(address: Address) -> Address:
     """``address``, if redis-py accepts its settings: a misspelt option is found now, not at the first call."""
+    if not all(host for host, _ in address.seeds):
+        raise ConfigError(f"an address names a host or a socket's path, but {address.seeds!r} does not")
     try:
         for seed in address.seeds:
             (address.sentinel if address.kind == "sentinel" else address.connection)(seed)
@@ -151,22 +156,39 @@ def _checked(address: Address) -> Address:
 
 
 def _from_url(url: str) -> Address:
-    parsed = urlparse(rules.text("url", url))
-    scheme, _, kind = parsed.scheme.partition("+")
+    # No error here quotes more of the URL than its scheme, or chains to one that does: it may hold a password.
+    prefix, separator, _ = url.partition("://")
+    scheme, _, kind = prefix.partition("+")
+    if not separator or not url.isascii():
+        raise ConfigError(f"a Redis URL is a non-empty text in ASCII (percent-encoded) that starts with {_SCHEMES}")
     if scheme not in ("redis", "rediss", "unix") or kind not in _PORTS or (scheme == "unix" and kind):
-        raise ConfigError(f"a Redis URL starts with {_SCHEMES}, not {parsed.scheme or url[:20]!r}")
+        raise ConfigError(f"a Redis URL starts with {_SCHEMES}, not {prefix!r}")
     try:
+        parsed = urlparse(url)
         hosts = _hosts(parsed, _PORTS[kind])
-        settings: dict[str, Any] = dict(parse_url(_with_one_host(parsed, scheme)))
+        settings: dict[str, Any] = dict(parse_url(_for_redis_py(parsed, scheme, kind)))
     except ValueError as error:
-        raise ConfigError(f"cannot read the Redis URL: {error}") from error
+        about_option = str(error).startswith("Invalid value for")  # redis-py names the option, not the value
+        rule = str(error) if about_option else "a port is a number, and special characters are percent-encoded"
+        raise ConfigError(f"cannot read the Redis URL: {rule}") from None
     connection_class: type[AbstractConnection] = settings.get("connection_class", Connection)
     timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
     if kind == "sentinel":
         return _checked(_sentinel_url(parsed, hosts, settings, connection_class, timeout))
-    seeds = ((str(settings.pop("path", "")), 0),) if scheme == "unix" else hosts
-    kept = _kept(settings)
-    return _checked(Address("cluster" if kind else "single", seeds, kept, connection_class, timeout=timeout))
+    if scheme == "unix":
+        seeds: tuple[Endpoint, ...] = ((str(settings.pop("path", "")), 0),)
+    else:
+        seeds = _one_or_many(parsed, hosts, kind)
+    return _checked(Address("cluster" if kind else "single", seeds, _kept(settings), connection_class, timeout=timeout))
+
+
+def _one_or_many(parsed: ParseResult, hosts: tuple[Endpoint, ...], kind: str) -> tuple[Endpoint, ...]:
+    database = parsed.path.strip("/")
+    if database and (not database.isdigit() or (kind and int(database))):
+        raise ConfigError("the path of a Redis URL is the number of a database, and a Cluster has only database 0")
+    if not kind and len(hosts) > 1:
+        raise ConfigError("a redis:// URL names one server: redis+cluster:// or redis+sentinel:// take several")
+    return hosts
 
 
 def _hosts(parsed: ParseResult, default_port: int) -> tuple[Endpoint, ...]:
@@ -175,10 +197,11 @@ def _hosts(parsed: ParseResult, default_port: int) -> tuple[Endpoint, ...]:
     return tuple((unquote(node.hostname or "localhost"), node.port or default_port) for node in nodes)
 
 
-def _with_one_host(parsed: ParseResult, scheme: str) -> str:
-    """The URL as redis-py's own parser takes it."""
+def _for_redis_py(parsed: ParseResult, scheme: str, kind: str) -> str:
+    """The URL as redis-py's own parser takes it: one host, and a path that is no service's name."""
     user, at, hosts = parsed.netloc.rpartition("@")
-    return parsed._replace(scheme=scheme, netloc=f"{user}{at}{hosts.split(',')[0]}").geturl()
+    path = "" if kind == "sentinel" else parsed.path
+    return parsed._replace(scheme=scheme, netloc=f"{user}{at}{hosts.split(',')[0]}", path=path).geturl()
 
 
 def _sentinel_url(
@@ -243,4 +266,5 @@ def _from_cluster(client: RedisCluster) -> Address:
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in _NOT_OURS}
+    # A bare object is redis-py's mark for "not given": in another process it would be another one.
+    return {name: value for name, value in settings.items() if name not in _NOT_OURS and type(value) is not object}

@@ -37,6 +37,7 @@ class Lane:
         self._background = Background()
         self._watchdog = Watchdog(self._abort)
         self._forks = forks()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def call(self, commands: Sequence[bytes]) -> list[Reply]:
         """Send packed ``commands`` in one write; their replies in order, error replies as values."""
@@ -68,8 +69,9 @@ class Lane:
 
     async def connected(self) -> tuple[AbstractConnection, ReplyParser]:
         """The open connection, made now if there is none or if the server closed it while it was idle."""
-        if self._forks != forks():
-            self._leave_to_parent()
+        loop = _running_loop()
+        if self._loop is not loop or self._forks != forks():
+            self._start_over(loop)
         connection, parser = self._connection, self._parser
         if connection is not None and parser is not None:
             if parser.is_quiet():
@@ -86,22 +88,28 @@ class Lane:
         await self._drop()
 
     async def _connect(self) -> tuple[AbstractConnection, ReplyParser]:
-        _require_asyncio()
         connection = self._dial()
         outlive_fork(connection)
         try:
             async with asyncio.timeout(self._timeout):
                 await connection.connect()  # type: ignore[no-untyped-call]
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"no connection within {self._timeout:g} s") from error
             raise
         parser = cast("ReplyParser", connection._parser)  # pyright: ignore[reportUnknownMemberType]
         self._connection, self._parser = connection, parser
         return connection, parser
 
-    def _leave_to_parent(self) -> None:
+    def _start_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leave a connection behind that the parent process, or a loop that has ended, had open."""
+        ours = self._forks == forks()
+        if ours and self._connection is not None and self._loop is not None and not self._loop.is_closed():
+            raise ConfigError("opened on another event loop, which is still there: make one object for each loop")
         self._connection = self._parser = None
-        self._forks = forks()
+        self._watchdog = Watchdog(self._abort)
+        self._loop, self._forks = loop, forks()
 
     async def _drop(self) -> None:
         connection, self._connection, self._parser = self._connection, None, None
@@ -148,9 +156,9 @@ class Lane:
             start = end
 
 
-def _require_asyncio() -> None:
+def _running_loop() -> asyncio.AbstractEventLoop:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
         raise ConfigError("conquiet runs on asyncio: it cannot be used from trio or without an event loop") from None
 

@@ -25,6 +25,7 @@ BULK = 50_000
 BATCH = 100
 CHUNK = 500
 
+pack: Any = hiredis.pack_command
 _names = (f"bench:{number}" for number in itertools.count())
 
 
@@ -38,7 +39,7 @@ class Bench:
         self.queue = RedisStreamsQueue.connect(url, QueueConfig(self.stream, "group", "consumer"))
         self.facade = conquiet.sync.RedisStreamsQueue.connect(url, QueueConfig(self.stream, "group", "consumer"))
         port = int(url.rsplit(":", 1)[1])
-        self.raw = Connection(host="127.0.0.1", port=port, socket_timeout=None, protocol=2)
+        self.raw: Any = Connection(host="127.0.0.1", port=port, socket_timeout=None, protocol=2)
 
     async def aclose(self) -> None:
         await self.raw.disconnect()
@@ -93,7 +94,7 @@ def concurrent_works(bench: Bench) -> dict[str, Work]:
 
 
 def bulk_works(bench: Bench) -> dict[str, Work]:
-    head = hiredis.pack_command(("XADD", bench.stream, "*", "data", ""))[:-6]  # type: ignore[arg-type]
+    head = pack(("XADD", bench.stream, "*", "data", ""))[:-6]
 
     async def default() -> None:
         for _ in range(BULK // CHUNK):
@@ -110,7 +111,7 @@ def bulk_works(bench: Bench) -> dict[str, Work]:
                 parts.append(b"%b$%d\r\n%b\r\n" % (head, len(data), data))
             await bench.raw.send_packed_command(b"".join(parts))
             for _ in range(CHUNK):
-                (await bench.raw._parser.read_response()).decode()  # type: ignore[union-attr]
+                (await bench.raw._parser.read_response()).decode()
 
     async def ours() -> None:
         for _ in range(BULK // CHUNK):
@@ -174,18 +175,18 @@ async def batch_works(bench: Bench) -> dict[str, Work]:
             await bench.client.xack(streams[0], "group", *(id for id, _ in entries))
 
     words = ("XREADGROUP", "GROUP", "group", "consumer", "COUNT", BATCH, "BLOCK", 5000, "STREAMS", streams[1], ">")
-    read = hiredis.pack_command(words)  # type: ignore[arg-type]
+    read = pack(words)
 
     async def raw() -> None:
         connection = bench.raw
         for _ in range(BULK // BATCH):
             await connection.send_packed_command(read)
-            entries = (await connection._parser.read_response())[0][1]  # type: ignore[union-attr,index]
-            for _, fields in entries:  # type: ignore[str-unpack,misc]
+            entries = (await connection._parser.read_response())[0][1]
+            for _, fields in entries:
                 orjson.loads(fields[1])
-            ids = [entry[0] for entry in entries]  # type: ignore[index]
-            await connection.send_packed_command(hiredis.pack_command(("XACK", streams[1], "group", *ids)))  # type: ignore[arg-type]
-            await connection._parser.read_response()  # type: ignore[union-attr]
+            ids = [entry[0] for entry in entries]
+            await connection.send_packed_command(pack(("XACK", streams[1], "group", *ids)))
+            await connection._parser.read_response()
 
     async def ours() -> None:
         for _ in range(BULK // BATCH):
