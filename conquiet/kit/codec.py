@@ -27,6 +27,8 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _LARGEST: Final = 2**64 - 1
 _SMALLEST: Final = -(2**63)
 
+_write = orjson.dumps
+
 decode: Final = msgspec.json.Decoder().decode
 """The JSON value in some bytes; one of ``UNREADABLE`` if they are not exactly one valid JSON text in UTF-8."""
 
@@ -40,30 +42,29 @@ def encode(value: object) -> bytes:
     Raises :class:`PayloadError`, which names the first place that JSON would change or cannot carry.
     """
     try:
-        data = orjson.dumps(value)
+        data = _write(value)
         if decode(data) == value:
             return data
-    except (TypeError, ValueError):
+    except (TypeError, *UNREADABLE):
         pass
     raise _refusal(value)
 
 
 def encode_object(payload: object) -> bytes:
     """As :func:`encode`, for the JSON objects that the queue carries: ``payload`` must be a ``dict``."""
-    if not isinstance(payload, dict):
-        raise PayloadError("$", f"must be a dict, not {type(payload).__name__}")
-    payload = cast("dict[Any, Any]", payload)
     # The common case, a flat dict of plain values, needs no second look: orjson refuses keys that are not
     # strings, large integers and lone surrogates; a float that is no number is the one thing it changes,
     # and that shows as a null.
-    if _PLAIN.issuperset(map(type, payload.values())):
+    if type(payload) is dict and _PLAIN.issuperset(map(type, cast("dict[Any, Any]", payload).values())):
         try:
-            data = orjson.dumps(payload)
+            data = _write(payload)
         except TypeError:
-            raise _refusal(payload) from None
+            raise _refusal(cast("object", payload)) from None
         if b"null" not in data:
             return data
-    return encode(payload)
+    if not isinstance(payload, dict):
+        raise PayloadError("$", f"must be a dict, not {type(payload).__name__}")
+    return encode(cast("dict[Any, Any]", payload))
 
 
 def _refusal(value: object) -> PayloadError:

@@ -42,9 +42,12 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
+        self.building = threading.RLock()
+        """To be held while something is built that all threads share."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._ended = False
+        self.ended = False
+        """Whether the process is exiting: no more calls then."""
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The running loop; from any thread."""
@@ -52,7 +55,7 @@ class LoopThread:
         if loop is not None:
             return loop
         with self._lock:
-            if self._ended:
+            if self.ended:
                 raise ConquietError("the interpreter is shutting down: no more calls can be made")
             if self._loop is None:
                 self._start()
@@ -79,14 +82,15 @@ class LoopThread:
 
     def leave_behind(self) -> None:
         """In a forked child: put the parent's loop where nothing touches it; the next call starts another."""
-        _attic.append((self._loop, self._thread, self._lock))
+        _attic.append((self._loop, self._thread, self._lock, self.building))
         self._lock = threading.Lock()
+        self.building = threading.RLock()
         self._loop = self._thread = None
 
     def shut_down(self) -> None:
         """At exit: cancel what runs, wait a moment for it, end the thread. Best effort."""
         with self._lock:
-            self._ended = True
+            self.ended = True
             loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None:
             return

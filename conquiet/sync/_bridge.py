@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from conquiet.errors import ConquietError
-from conquiet.kit.loopthread import forks, outlive_fork
+from conquiet.kit.loopthread import PRIVATE_LOOP, forks, outlive_fork
 from conquiet.sync._portal import call
 
 __all__ = ["Bridge", "Facade", "blocking", "items", "passing"]
@@ -39,12 +39,18 @@ class Facade(Generic[CM]):
     def _core(self) -> CM:
         """The core object, built once in each process."""
         core = self._built
-        if core is None or self._forks != forks():
-            build, args, kwargs = self._recipe
-            own: list[Any] = [cast("Facade[Any]", arg)._core() if isinstance(arg, Facade) else arg for arg in args]
-            core = self._built = build(*own, **kwargs)
-            self._forks = forks()
-            outlive_fork(core)
+        if core is not None and self._forks == forks():
+            return core
+        with PRIVATE_LOOP.building:
+            if self._built is None or self._forks != forks():
+                self._built, self._forks = self._build(), forks()
+            return self._built
+
+    def _build(self) -> CM:
+        build, args, kwargs = self._recipe
+        own: list[Any] = [cast("Facade[Any]", arg)._core() if isinstance(arg, Facade) else arg for arg in args]
+        core = build(*own, **kwargs)
+        outlive_fork(core)
         return core
 
     def __enter__(self) -> Self:
@@ -86,7 +92,12 @@ class blocking(Bridge, Generic[C, P, R]):
     def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
-        return self if instance is None else partial(call, self.method, instance._core())
+        return self if instance is None else partial(self._run, instance)
+
+    def _run(self, instance: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
+        # The core is looked up now and not when the method was bound: there may have been a fork in between.
+        method: Callable[Concatenate[Any, P], Awaitable[R]] = self.method
+        return call(method, instance._core(), *args, **kwargs)
 
 
 class passing(Bridge, Generic[C, P, R]):
@@ -102,7 +113,11 @@ class passing(Bridge, Generic[C, P, R]):
     def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
-        return self if instance is None else partial(self.method, instance._core())
+        return self if instance is None else partial(self._run, instance)
+
+    def _run(self, instance: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
+        method: Callable[Concatenate[Any, P], R] = self.method
+        return method(instance._core(), *args, **kwargs)
 
 
 def items(iterator: AsyncIterator[T]) -> Iterator[T]:

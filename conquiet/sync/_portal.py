@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from conquiet.errors import ConfigError, ConquietError
 from conquiet.kit.loopthread import PRIVATE_LOOP
@@ -20,7 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE: Final = 5.0
-_Inbox: TypeAlias = "SimpleQueue[_Errand | asyncio.Task[Any]]"
+_ASYNC: Final = "{} must be a plain function, not an async one: those belong to the asynchronous API"
+_Inbox: TypeAlias = "SimpleQueue[_Errand | _Call[Any]]"
 
 _inbox: ContextVar[_Inbox] = ContextVar("conquiet_caller")
 
@@ -35,30 +36,73 @@ def call(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs)
     if PRIVATE_LOOP.is_current_thread():
         raise ConquietError("conquiet.sync was called from its own event loop: use the asynchronous API there")
     loop = PRIVATE_LOOP.loop()
-    inbox: _Inbox = SimpleQueue()
-    context = copy_context()
-    context.run(_inbox.set, inbox)
-    started: list[asyncio.Task[R]] = []
-
-    async def work() -> R:
-        return await function(*args, **kwargs)
-
-    def start() -> None:
-        task = loop.create_task(work(), context=context)
-        started.append(task)
-        task.add_done_callback(inbox.put)
-
-    loop.call_soon_threadsafe(start, context=context)
+    under_way = _Call(lambda: function(*args, **kwargs))
+    loop.call_soon_threadsafe(under_way.start, loop)
     try:
-        return cast("R", _await(inbox).result())
-    except asyncio.CancelledError:
-        raise ConquietError("the call was cancelled: the interpreter is shutting down") from None
+        under_way.wait()
     except BaseException:
-        if not (started and started[0].done()):
-            loop.call_soon_threadsafe(_cancel, started)
-            with suppress(TimeoutError):
-                _await(inbox, time.monotonic() + _GRACE)
+        loop.call_soon_threadsafe(under_way.cancel)
+        with suppress(TimeoutError):
+            under_way.wait(time.monotonic() + _GRACE)
         raise
+    return under_way.result()
+
+
+class _Call(Generic[R]):
+    """One call under way: started and run on the loop, waited for on the caller's thread."""
+
+    __slots__ = ("_context", "_error", "_function", "_inbox", "_result", "_task")
+
+    def __init__(self, function: Callable[[], Awaitable[R]]) -> None:
+        self._function = function
+        self._inbox: _Inbox = SimpleQueue()
+        self._context = copy_context()
+        self._context.run(_inbox.set, self._inbox)
+        self._task: asyncio.Task[None] | None = None
+        self._result: R | None = None
+        self._error: BaseException | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._run(), context=self._context)
+
+    def cancel(self) -> None:
+        assert self._task is not None  # started by an earlier callback of the same loop
+        self._task.cancel()
+        # A task that is cancelled before its first step never runs, so it cannot report by itself.
+        self._task.add_done_callback(lambda _: self._inbox.put(self))
+
+    async def _run(self) -> None:
+        # Reports by itself: a callback on the task would run one turn of the loop later.
+        try:
+            self._result = await self._function()
+        except BaseException as error:
+            self._error = error
+        # At exit only daemon threads can still wait here: they end where they are, without a word.
+        if not PRIVATE_LOOP.ended:
+            self._inbox.put(self)
+
+    def wait(self, deadline: float | None = None) -> None:
+        """Run errands until the coroutine has ended; with a deadline, give up there."""
+        while True:
+            try:
+                item = self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise TimeoutError from None
+            if isinstance(item, _Call):
+                return
+            item.run()
+
+    def result(self) -> R:
+        """What the coroutine returned, or raised."""
+        error, self._error = self._error, None
+        if isinstance(error, asyncio.CancelledError):
+            raise ConquietError("the call was cancelled on the private loop") from None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or the traceback would keep this frame, and so itself, alive
+        return cast("R", self._result)
 
 
 def on_caller(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -75,10 +119,18 @@ def on_caller(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     return run_on_caller
 
 
+def _not_awaitable(result: R) -> R:
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigError(_ASYNC.format("what conquiet.sync calls"))
+    return result
+
+
 def plain(what: str, function: Callable[P, R]) -> Callable[P, R]:
     """``function``, unless it is a coroutine function, which nobody here would await."""
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{what} must be a plain function in conquiet.sync: use the asynchronous API for async ones")
+        raise ConfigError(_ASYNC.format(what))
     return function
 
 
@@ -95,7 +147,7 @@ class _Errand:
 
     def run(self) -> None:
         try:
-            result = self.work()
+            result = _not_awaitable(self.work())
         except Exception as error:
             self.loop.call_soon_threadsafe(self._fail, error)
         else:
@@ -110,21 +162,3 @@ class _Errand:
             # StopIteration cannot be set on a future; wrapped, as Python wraps it in coroutines.
             wrapped = RuntimeError("handler raised StopIteration") if isinstance(error, StopIteration) else error
             self.done.set_exception(wrapped)
-
-
-def _await(inbox: _Inbox, deadline: float | None = None) -> asyncio.Task[Any]:
-    """Run errands until the call's own task has ended; with a deadline, give up there."""
-    while True:
-        try:
-            item = inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except Empty:
-            raise TimeoutError from None
-        if isinstance(item, _Errand):
-            item.run()
-        else:
-            return item
-
-
-def _cancel(started: list[asyncio.Task[Any]]) -> None:
-    for task in started:
-        task.cancel()
