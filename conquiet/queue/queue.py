@@ -19,7 +19,6 @@ from conquiet.wire import streams
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.link import Link
-from conquiet.wire.parser import Reply
 
 __all__ = ["RedisStreamsQueue"]
 
@@ -192,7 +191,9 @@ class RedisStreamsQueue:
         try:
             return [reply.decode() for reply in replies]
         except AttributeError:  # an error reply among them
-            raise _refused(replies, before, total) from None
+            known = [*before, *(None if isinstance(reply, Exception) else reply.decode() for reply in replies)]
+            refusal = next(reply for reply in replies if isinstance(reply, Exception))
+            raise _partial(str(refusal), known, total) from refusal
 
     async def _drop_ghosts(self, ids: Iterable[str]) -> None:
         """Take IDs without an entry off the pending list, as Redis 7 does by itself; 6.2 keeps them for ever."""
@@ -244,14 +245,6 @@ def _by_size(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
             start, size = at, 0
         size += len(value)
     yield values[start:]
-
-
-def _refused(replies: Sequence[Reply], before: Sequence[str | None], total: int) -> QueueError:
-    errors = [reply for reply in replies if isinstance(reply, Exception)]
-    ids = [None if isinstance(reply, Exception) else reply.decode() for reply in replies]
-    error = _partial(str(errors[0]), [*before, *ids], total)
-    error.__cause__ = errors[0]
-    return error
 
 
 def _partial(reason: str, known: Sequence[str | None], total: int) -> QueueError:
