@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,3 +34,15 @@ async def measure(count: int, works: Mapping[str, Work], rounds: int = ROUNDS) -
         )
         for name, times in taken.items()
     }
+
+
+def pin(server: int, *, together: bool) -> None:
+    """Give this process a core, and the server another or, for single round trips, the same one.
+
+    Otherwise the scheduler's choice of cores, which changes from second to second, is the largest number here.
+    """
+    cores = sorted(os.sched_getaffinity(server) | os.sched_getaffinity(0))
+    if len(os.sched_getaffinity(0)) == 1:
+        cores = sorted(set(range(os.cpu_count() or 1)))
+    os.sched_setaffinity(0, {cores[0]})
+    os.sched_setaffinity(server, {cores[0] if together else cores[-1]})

@@ -15,7 +15,7 @@ from redis.asyncio.connection import Connection
 
 import conquiet.sync
 from conquiet import EmbeddedRedis, QueueConfig, QueueConsumer, RedisStreamsQueue
-from tests.bench.clock import Measured, Work, measure
+from tests.bench.clock import Measured, Work, measure, pin
 from tests.bench.report import Row, Section
 
 PAYLOAD = {"order": 123, "customer": "customer-7", "amount": 12.5, "note": "some text to reach 100 bytes", "ok": True}
@@ -32,8 +32,9 @@ _names = (f"bench:{number}" for number in itertools.count())
 class Bench:
     """The servers' end and all the ways to it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pid: int) -> None:
         self.url = url
+        self.pid = pid
         self.client = Redis.from_url(url)
         self.stream = next(_names)
         self.queue = RedisStreamsQueue.connect(url, QueueConfig(self.stream, "group", "consumer"))
@@ -220,7 +221,7 @@ def rows(work: str, found: dict[str, Measured], bases: list[tuple[str, str, str,
 
 async def run() -> Section:
     async with EmbeddedRedis() as server:
-        bench = Bench(server.url)
+        bench = Bench(server.url, server.pid)
         await bench.raw.connect()
         await bench.queue.open()
         table = await produce_rows(bench) + await consume_rows(bench)
@@ -229,7 +230,9 @@ async def run() -> Section:
 
 
 async def produce_rows(bench: Bench) -> list[Row]:
+    pin(bench.pid, together=True)
     one = await measure(ONE_BY_ONE, enqueue_works(bench))
+    pin(bench.pid, together=False)
     many = await measure(ONE_BY_ONE // TASKS * 5 * TASKS, concurrent_works(bench))
     bulk = await measure(BULK, bulk_works(bench))
     default = "`await client.xadd`, defaults"
@@ -253,7 +256,9 @@ async def produce_rows(bench: Bench) -> list[Row]:
 
 
 async def consume_rows(bench: Bench) -> list[Row]:
+    pin(bench.pid, together=True)
     one = await measure(ONE_BY_ONE, await one_by_one_works(bench))
+    pin(bench.pid, together=False)
     batch = await measure(BULK, await batch_works(bench))
     return [
         Row("by hand: `xreadgroup` + `xack` one by one", one["default"].rate, one["default"].cpu_us),

@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 import trustme
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, Sentinel
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.crc import key_slot
 
 from conquiet import EmbeddedRedis, QueueConfig, QueueConsumer, QueueError, RedisStreamsQueue
@@ -38,6 +39,15 @@ class Place:
 
     url: str
     client: Callable[..., Redis | RedisCluster]
+
+
+@asynccontextmanager
+async def client_of(place: Place, **settings: Any) -> AsyncIterator[Redis | RedisCluster]:
+    async with place.client(**settings) as client:
+        yield client
+        if isinstance(client, Redis) and isinstance(client.connection_pool, SentinelConnectionPool):
+            for sentinel in client.connection_pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
 
 
 async def everything_works(source: AddressLike, config: QueueConfig) -> None:
@@ -211,14 +221,13 @@ async def test_by_url(place: Place, config: QueueConfig) -> None:
 @pytest.mark.parametrize("protocol", [2, 3], ids=["RESP2", "RESP3"])
 @pytest.mark.parametrize("place", WAYS, indirect=True)
 async def test_by_a_client(place: Place, config: QueueConfig, protocol: int, decode: bool) -> None:
-    client = place.client(protocol=protocol, decode_responses=decode)
-    await everything_works(client, config)
-    await client.aclose()
+    async with client_of(place, protocol=protocol, decode_responses=decode) as client:
+        await everything_works(client, config)
 
 
 @pytest.mark.parametrize("place", WAYS, indirect=True)
 async def test_by_a_client_that_was_used_before(place: Place, config: QueueConfig) -> None:
-    async with place.client() as client:
+    async with client_of(place) as client:
         if isinstance(client, RedisCluster):
             await client.ping(target_nodes=RedisCluster.ALL_NODES)
         else:
@@ -230,7 +239,8 @@ async def test_by_a_client_that_was_used_before(place: Place, config: QueueConfi
 async def test_by_a_client_with_a_blocking_pool(url: str, config: QueueConfig) -> None:
     pool = BlockingConnectionPool.from_url(url, max_connections=1, timeout=1)
     async with Redis(connection_pool=pool) as client:
-        held_back = await pool.get_connection()  # the pool's only one: the queue needs none of it
+        # The pool's only connection: the queue needs none of it.
+        held_back = await pool.get_connection()  # type: ignore[no-untyped-call]
         await everything_works(client, config)
         await pool.release(held_back)
     await pool.aclose()
@@ -248,20 +258,18 @@ async def test_the_database_of_the_url_is_the_one_that_is_used(url: str, config:
 
 
 async def test_a_user_may_not_touch_other_streams(acl: Place, config: QueueConfig) -> None:
-    queue = RedisStreamsQueue(acl.url, replace(config, stream_key=f"other:{config.stream_key}"))
-    with pytest.raises(QueueError, match="NOPERM|permission"):
-        await queue.enqueue({"n": 1})
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue(acl.url, replace(config, stream_key=f"other:{config.stream_key}"))) as queue:
+        with pytest.raises(QueueError, match="permission"):
+            await queue.enqueue({"n": 1})
 
 
 @pytest.mark.parametrize("login", ["", ":wrong@", "nobody:wrong@"])
 async def test_a_wrong_password_is_a_queue_error(locked_server: EmbeddedRedis, config: QueueConfig, login: str) -> None:
     url = f"redis://{login}{locked_server.url.rpartition('@')[2]}"
-    queue = RedisStreamsQueue.connect(url, config)
-    with pytest.raises(QueueError) as caught:
-        await queue.enqueue({"n": 1})
-    assert caught.value.__cause__ is not None
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+        with pytest.raises(QueueError) as caught:
+            await queue.enqueue({"n": 1})
+        assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("place", ["plain", "acl", "unix"], indirect=True)
@@ -301,11 +309,10 @@ async def test_where_client_is_forbidden_a_read_with_nothing_to_read_ends_by_its
 
 async def test_a_certificate_of_a_stranger_is_refused(tls_proxy: Proxy, config: QueueConfig, tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "stranger.pem"))
-    queue = RedisStreamsQueue.connect(f"{tls_proxy.url}?ssl_ca_certs={tmp_path / 'stranger.pem'}", config)
-    with pytest.raises(QueueError, match="(?i)certificate"):
-        await queue.enqueue({"n": 1})
-    assert tls_proxy.received == []
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue.connect(f"{tls_proxy.url}?ssl_ca_certs={tmp_path / 'stranger.pem'}", config)) as queue:
+        with pytest.raises(QueueError, match=r"(?i)certificate"):
+            await queue.enqueue({"n": 1})
+        assert tls_proxy.received == []
 
 
 async def test_a_certificate_for_another_host_is_refused(
@@ -314,18 +321,16 @@ async def test_a_certificate_for_another_host_is_refused(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("elsewhere.example").configure_cert(context)
     async with Proxy(server.url, secure=context) as proxy:
-        queue = RedisStreamsQueue.connect(f"{proxy.url}?ssl_ca_certs={authority_file}", config)
-        with pytest.raises(QueueError, match="(?i)certificate"):
-            await queue.enqueue({"n": 1})
-        assert proxy.received == []
-        await queue.aclose()
+        async with aclosing(RedisStreamsQueue.connect(f"{proxy.url}?ssl_ca_certs={authority_file}", config)) as queue:
+            with pytest.raises(QueueError, match=r"(?i)certificate"):
+                await queue.enqueue({"n": 1})
+            assert proxy.received == []
 
 
 async def test_plain_speech_to_a_tls_port_is_a_queue_error(tls_proxy: Proxy, config: QueueConfig) -> None:
-    queue = RedisStreamsQueue.connect(tls_proxy.url.replace("rediss", "redis"), config)
-    with pytest.raises(QueueError):
-        await queue.enqueue({"n": 1})
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue.connect(tls_proxy.url.replace("rediss", "redis"), config)) as queue:
+        with pytest.raises(QueueError):
+            await queue.enqueue({"n": 1})
 
 
 async def test_a_stop_ends_a_blocked_read_over_tls(tls: Place, url: str, config: QueueConfig) -> None:
@@ -341,30 +346,28 @@ async def test_one_sentinel_that_answers_is_enough(sentinels: LocalSentinels, co
 
 
 async def test_a_service_that_no_sentinel_knows(sentinels: LocalSentinels, config: QueueConfig) -> None:
-    queue = RedisStreamsQueue.connect(sentinel_url(sentinels).replace(SERVICE, "stranger"), config)
-    with pytest.raises(QueueError, match="stranger"):
-        await queue.enqueue({"n": 1})
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue.connect(sentinel_url(sentinels).replace(SERVICE, "stranger"), config)) as queue:
+        with pytest.raises(QueueError, match="stranger"):
+            await queue.enqueue({"n": 1})
 
 
 async def test_a_wrong_sentinel_password(sentinels: LocalSentinels, config: QueueConfig) -> None:
-    queue = RedisStreamsQueue.connect(sentinel_url(sentinels).replace(GUARD, "wrong"), config)
-    with pytest.raises(QueueError, match="password") as caught:
-        await queue.enqueue({"n": 1})
-    assert "wrong" not in str(caught.value)
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue.connect(sentinel_url(sentinels).replace(GUARD, "wrong"), config)) as queue:
+        with pytest.raises(QueueError, match="password") as caught:
+            await queue.enqueue({"n": 1})
+        assert "wrong" not in str(caught.value)
 
 
 @pytest.mark.parametrize("by_client", [False, True], ids=["url", "client"])
 async def test_after_a_failover_the_queue_finds_the_new_master(
     sentinels: LocalSentinels, sentinel: Place, config: QueueConfig, by_client: bool
 ) -> None:
-    client = sentinel.client()
-    async with RedisStreamsQueue(client if by_client else sentinel.url, config) as queue:
+    source = sentinel.client() if by_client else sentinel.url
+    async with RedisStreamsQueue(source, config) as queue:
         before = await queue.enqueue({"n": "before"})
         old = await sentinels.master_url()
         await queue.read(FOREVER)
-        await in_step(sentinels, config)
+        await sentinels.in_step()
         reading = asyncio.create_task(queue.read(FOREVER))
         await blocked(old)
         await sentinels.fail_over()
@@ -385,16 +388,6 @@ async def test_after_a_failover_the_queue_finds_the_new_master(
         assert [message.payload["n"] for message in messages] == list(written)
         await queue.ack(*messages)
         assert await pending(new, config.stream_key, config.consumer_group) == [before]
-    await client.aclose()
-
-
-async def in_step(sentinels: LocalSentinels, config: QueueConfig) -> None:
-    """Return once the replica has what the master has: a failover loses what has not arrived there."""
-    async def same() -> bool:
-        lists = [await pending(url, config.stream_key, config.consumer_group) for url in sentinels.data_urls]
-        return lists[0] == lists[1] and len(lists[0]) == 1
-
-    await eventually(same, "the replica is in step")
 
 
 async def attempts(queue: RedisStreamsQueue, count: int) -> dict[int, str]:
@@ -442,10 +435,9 @@ async def test_one_seed_that_answers_is_enough(cluster: LocalCluster, config: Qu
 async def test_a_node_alone_says_that_it_belongs_to_a_cluster(cluster: LocalCluster, config: QueueConfig) -> None:
     owner = await cluster.owner_of(config.stream_key)
     other = next(node for node in cluster.nodes if node != owner)
-    queue = RedisStreamsQueue.connect(other.url, config)
-    with pytest.raises(QueueError, match=r"redis\+cluster://"):
-        await queue.enqueue({"n": 1})
-    await queue.aclose()
+    async with aclosing(RedisStreamsQueue.connect(other.url, config)) as queue:
+        with pytest.raises(QueueError, match=r"redis\+cluster://"):
+            await queue.enqueue({"n": 1})
 
 
 async def test_a_stop_ends_a_blocked_read_in_a_cluster(cluster: LocalCluster, config: QueueConfig) -> None:
@@ -457,8 +449,7 @@ async def test_a_stop_ends_a_blocked_read_in_a_cluster(cluster: LocalCluster, co
 async def test_a_slot_that_moves_loses_nothing_and_doubles_nothing(
     cluster: LocalCluster, clustered: Place, config: QueueConfig, by_client: bool
 ) -> None:
-    client = clustered.client()
-    source = client if by_client else cluster.url
+    source = clustered.client() if by_client else clustered.url
     migration = await cluster.migration_of(config.stream_key)
     async with RedisStreamsQueue(source, config) as queue:
         ids = await several(queue, "at home")
@@ -474,7 +465,6 @@ async def test_a_slot_that_moves_loses_nothing_and_doubles_nothing(
         await queue.ack(*messages)
         assert (await queue.backlog_stats()).pending == 0
     assert list(await entries(migration.target.url, config.stream_key)) == ids
-    await client.aclose()
 
 
 async def several(queue: RedisStreamsQueue, when: str) -> list[str]:
@@ -542,6 +532,59 @@ async def test_writers_while_slots_move(cluster: LocalCluster, config: QueueConf
         assert [payload["n"] for payload in written.values()] == list(range(len(ids)))
 
 
+# --- finding the way -------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sentinel", "cluster"])
+async def guide(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[tuple[Proxy, str, bytes]]:
+    """A proxy before one who knows the way, a URL that leads there, and the question that is asked."""
+    if request.param == "cluster":
+        cluster: LocalCluster = request.getfixturevalue("cluster")
+        async with Proxy(cluster.nodes[0].url) as proxy:
+            yield proxy, f"redis+cluster://127.0.0.1:{proxy.port}", b"SLOTS"
+    else:
+        sentinels: LocalSentinels = request.getfixturevalue("sentinels")
+        [(host, port)] = sentinels.seeds
+        async with Proxy(f"redis://{host}:{port}") as proxy:
+            yield proxy, sentinel_url(sentinels).replace(f":{port}", f":{proxy.port}"), b"MASTER-ADDR"
+
+
+async def test_callers_side_by_side_ask_the_way_once(guide: tuple[Proxy, str, bytes], config: QueueConfig) -> None:
+    proxy, url, question = guide
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+        ids = await asyncio.gather(*(queue.enqueue({"n": number}) for number in range(50)))
+        assert len(set(ids)) == 50
+        assert proxy.count(question) == 1
+
+
+async def test_a_caller_who_leaves_while_the_way_is_asked_takes_nobody_along(
+    guide: tuple[Proxy, str, bytes], config: QueueConfig
+) -> None:
+    proxy, url, question = guide
+    hold = proxy.hold(question)
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+        first, *others = [asyncio.create_task(queue.enqueue({"n": number})) for number in range(3)]
+        await hold.caught.wait()
+        first.cancel()
+        hold.release()
+        assert len(set(await asyncio.gather(*others))) == 2
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await queue.backlog_stats()).length == 2
+
+
+async def test_the_way_is_asked_again_after_nobody_knew_it(
+    guide: tuple[Proxy, str, bytes], config: QueueConfig
+) -> None:
+    proxy, url, question = guide
+    proxy.cut(question)
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+        with pytest.raises(QueueError):
+            await queue.enqueue({"n": 1})
+        assert await queue.enqueue({"n": 2})
+        assert (await queue.backlog_stats()).length == 1
+
+
 # --- nobody ----------------------------------------------------------------------------------------
 
 
@@ -550,14 +593,13 @@ async def nobody_listens() -> AsyncIterator[str]:
     """``host:port`` of a port that is taken, and refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield "127.0.0.1:{}".format(taken.getsockname()[1])
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 async def test_a_server_that_is_not_there_is_a_queue_error(config: QueueConfig) -> None:
     async with nobody_listens() as place:
         for url in (f"redis://{place}", f"redis+sentinel://{place}/{SERVICE}", f"redis+cluster://{place}"):
-            queue = RedisStreamsQueue.connect(url, config)
-            with pytest.raises(QueueError, match=place) as caught:
-                await queue.enqueue({"n": 1})
-            assert caught.value.__cause__ is not None
-            await queue.aclose()
+            async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+                with pytest.raises(QueueError, match=place) as caught:
+                    await queue.enqueue({"n": 1})
+                assert caught.value.__cause__ is not None

@@ -1,0 +1,3 @@
+"""The pure helpers."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Real processes, kills and restarts."""
+
+from __future__ import annotations

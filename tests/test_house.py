@@ -1,0 +1,136 @@
+"""The order of the house, as far as linters do not see to it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, get_type_hints
+
+import pytest
+
+import conquiet
+
+ROOT: Final = Path(conquiet.__file__).parent
+LONGEST: Final = 450
+NEEDS_AN_EXTRA: Final = ("conquiet.cli", "conquiet.spark", "conquiet.ui")
+SCRIPTS: Final = ("conquiet.wire._warden",)
+"""Run as programs, never imported."""
+
+
+def _names() -> list[str]:
+    found = (module.name for module in pkgutil.walk_packages(conquiet.__path__, "conquiet.", onerror=lambda _: None))
+    return ["conquiet", *sorted(name for name in found if not name.endswith("__main__") and name not in SCRIPTS)]
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        if name.startswith(NEEDS_AN_EXTRA):
+            pytest.skip(f"{name} needs an extra that is not installed")
+        raise
+
+
+MODULES: Final = _names()
+
+
+def _offers(module: ModuleType) -> list[str]:
+    """Its ``__all__``; a room without a door of its own, which only holds modules, needs none."""
+    is_package = hasattr(module, "__path__")
+    return list(getattr(module, "__all__", ())) if is_package else list(module.__all__)
+
+
+def _own_members(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """What ``module`` offers and defines itself."""
+    for name in _offers(module):
+        member = getattr(module, name)
+        if (inspect.isclass(member) or inspect.isfunction(member)) and member.__module__ == module.__name__:
+            yield name, member
+
+
+def _public_methods(owner: type) -> Iterator[tuple[str, Any]]:
+    for name, member in vars(owner).items():
+        callable_member = inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
+        if not name.startswith("_") and callable_member:
+            yield name, member
+
+
+def test_the_public_names_are_sorted_and_unique() -> None:
+    assert conquiet.__all__ == sorted(set(conquiet.__all__))
+
+
+def test_the_public_names_are_complete() -> None:
+    there = {name for name, value in vars(conquiet).items() if not (name.startswith("_") or inspect.ismodule(value))}
+    assert there - {"annotations"} == set(conquiet.__all__)
+
+
+def test_every_error_is_public() -> None:
+    errors = importlib.import_module("conquiet.errors")
+    assert set(errors.__all__) <= set(conquiet.__all__)
+    trees = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    assert trees == set(errors.__all__)
+
+
+@pytest.mark.parametrize("room", ["conquiet.queue"])
+def test_everything_that_a_room_offers_is_public(room: str) -> None:
+    assert set(importlib.import_module(room).__all__) <= set(conquiet.__all__)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is_and_what_it_offers(name: str) -> None:
+    module = _imported(name)
+    assert module.__doc__
+    offers = _offers(module)
+    assert offers == sorted(set(offers), key=_isort_key)
+    assert all(hasattr(module, member) for member in offers)
+
+
+def _isort_key(name: str) -> tuple[int, str]:
+    """Constants, then classes, then the rest, as ruff sorts ``__all__``."""
+    kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
+    return kind, name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_everything_public_is_documented(name: str) -> None:
+    module = _imported(name)
+    bare = [member for member, value in _own_members(module) if not value.__doc__]
+    if name != "conquiet.sync":  # whose methods are those of the core, see tests/sync/test_parity.py
+        bare += [
+            f"{member}.{method}"
+            for member, owner in _own_members(module)
+            if inspect.isclass(owner)
+            for method, value in _public_methods(owner)
+            if not inspect.getdoc(value)
+        ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", conquiet.__all__)
+def test_annotations_mean_something_at_run_time(name: str) -> None:
+    """To tools that read them: documentation, dependency injection, command lines."""
+    for api in ("conquiet", "conquiet.sync"):
+        owner = getattr(importlib.import_module(api), name)
+        for method in ("__init__", *(member for member, _ in _public_methods(owner))):
+            member = inspect.getattr_static(owner, method)
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function):
+                get_type_hints(function)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_is_too_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+def test_the_marker_for_type_checkers_is_there() -> None:
+    assert (ROOT / "py.typed").exists()
+
+
+def test_what_is_run_here_is_the_house_itself() -> None:
+    assert Path(sys.modules["conquiet"].__file__ or "").parents[1] == Path(__file__).parents[1]
