@@ -55,6 +55,7 @@ _Tx = TypeVar("_Tx", bound=DbTx)
 
 class EmbeddedRedis(Facade[core.EmbeddedRedis]):
     __doc__ = core.EmbeddedRedis.__doc__
+    _core_is_inherited = True
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from types import FunctionType, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, overload
 
 from conquiet.errors import ConquietError
 from conquiet.kit.loopthread import PRIVATE_LOOP, forks, outlive_fork
@@ -30,21 +30,31 @@ class Facade(Generic[CM]):
     connections alone.
     """
 
+    _core_is_inherited = False
+    """Whether a forked child goes on with the parent's core, because it holds nothing that belongs to a loop."""
+
     def __init__(self, build: Callable[..., CM], *args: object, **kwargs: object) -> None:
         self._recipe = (build, args, kwargs)
-        self._forks = forks()
-        self._built: CM | None = None
+        self._built: tuple[CM, int] | None = None
         self._core()  # bad arguments are the caller's to see now
+
+    def __init_subclass__(cls) -> None:
+        """What a facade defines itself is documented by the core's own words."""
+        core = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        for name, member in vars(cls).items():
+            own: Any = getattr(member, "__func__", member)  # a classmethod's function
+            if isinstance(own, property | FunctionType) and not own.__doc__ and hasattr(core, name):
+                own.__doc__ = member.__doc__ = inspect.getdoc(getattr(core, name))
 
     def _core(self) -> CM:
         """The core object, built once in each process."""
-        core = self._built
-        if core is not None and self._forks == forks():
-            return core
+        built = self._built
+        if built is not None and (built[1] == forks() or self._core_is_inherited):
+            return built[0]
         with PRIVATE_LOOP.building:
-            if self._built is None or self._forks != forks():
-                self._built, self._forks = self._build(), forks()
-            return self._built
+            if self._built is None or self._built[1] != forks():
+                self._built = (self._build(), forks())
+            return self._built[0]
 
     def _build(self) -> CM:
         build, args, kwargs = self._recipe
@@ -67,7 +77,6 @@ class Facade(Generic[CM]):
 
     def __setstate__(self, recipe: Any) -> None:
         self._recipe = recipe
-        self._forks = forks()
         self._built = None
 
 
@@ -77,6 +86,27 @@ class Bridge:
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method: Any = method
         self.__doc__ = inspect.getdoc(method)
+
+
+class _Bound(partial[Any]):
+    """A bridged method of one object, which looks like the core's own to whoever asks."""
+
+    @property
+    def _method(self) -> Any:
+        return cast("Any", self.func).__self__.method
+
+    @property
+    def __name__(self) -> str:
+        return str(self._method.__name__)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return inspect.getdoc(self._method)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self._method)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class blocking(Bridge, Generic[C, P, R]):
@@ -92,7 +122,7 @@ class blocking(Bridge, Generic[C, P, R]):
     def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
-        return self if instance is None else partial(self._run, instance)
+        return self if instance is None else _Bound(self._run, instance)
 
     def _run(self, instance: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         # The core is looked up now and not when the method was bound: there may have been a fork in between.
@@ -113,7 +143,7 @@ class passing(Bridge, Generic[C, P, R]):
     def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
-        return self if instance is None else partial(self._run, instance)
+        return self if instance is None else _Bound(self._run, instance)
 
     def _run(self, instance: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         method: Callable[Concatenate[Any, P], R] = self.method

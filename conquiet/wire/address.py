@@ -36,8 +36,6 @@ __all__ = ["Address", "AddressLike", "Endpoint"]
 Endpoint: TypeAlias = tuple[str, int]
 """Host and port of a node; for a Unix socket its path and 0."""
 
-AddressLike: TypeAlias = "str | Address | Redis | RedisCluster"
-
 _SCHEMES: Final = (
     "redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or rediss+cluster://"
 )
@@ -111,6 +109,10 @@ class Address:
         return {"single": nodes, "sentinel": f"Sentinel {nodes}/{self.service}", "cluster": f"Cluster {nodes}"}[
             self.kind
         ]
+
+
+AddressLike: TypeAlias = str | Address | Redis | RedisCluster
+"""Whatever tells where a Redis is."""
 
 
 def _build(

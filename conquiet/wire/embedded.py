@@ -153,7 +153,7 @@ class EmbeddedRedis:
 
     def _opened(self) -> _Server:
         if self._server is None or not self._server.version:
-            raise ConfigError("this EmbeddedRedis is not open: use it inside 'async with', or await open()")
+            raise ConfigError("this EmbeddedRedis is not open: use it as a context manager, or call open()")
         return self._server
 
 
