@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from contextlib import suppress
+from typing import Final, cast
 
+import anyio
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigError
 from conquiet.kit.loopthread import forks, outlive_fork
@@ -15,7 +18,10 @@ from conquiet.kit.service import Background
 from conquiet.wire.parser import Reply, ReplyParser
 from conquiet.wire.watchdog import Watchdog
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "running_loop"]
+
+_HURRY: Final = 1.0
+_CLOSED: Final = "the connection was closed"
 
 
 class Lane:
@@ -38,6 +44,7 @@ class Lane:
         self._watchdog = Watchdog(self._abort)
         self._forks = forks()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     async def call(self, commands: Sequence[bytes]) -> list[Reply]:
         """Send packed ``commands`` in one write; their replies in order, error replies as values."""
@@ -51,25 +58,39 @@ class Lane:
         finally:
             self._hand_on()
 
-    async def converse(self, commands: Sequence[bytes], timeout: float | None) -> list[Reply]:
-        """One write and its replies, for a caller who knows that nobody else is using the lane."""
+    async def converse(
+        self, commands: Sequence[bytes], timeout: float | None, hurry: Callable[[], None] | None = None
+    ) -> list[Reply]:
+        """One write and its replies, for a caller who knows that nobody else is using the lane.
+
+        ``hurry`` makes the server answer a blocked command at once. With it, a cancelled call still takes its
+        answer in before it ends: torn off, the connection would go on being served for a moment.
+        """
         connection, parser = await self.connected()
         self._watchdog.expect(timeout)
         try:
             await connection.send_packed_command(commands, check_health=False)
             replies = await parser.read_replies(len(commands))
         except BaseException as error:
-            await self._drop()
-            if self._watchdog.overdue:
+            if not isinstance(error, asyncio.CancelledError) or not hurry or not await self._take_in(hurry, parser):
+                await self._drop()
+            if self._watchdog.overdue and isinstance(error, Exception):
                 raise TimeoutError(f"no answer within {timeout:g} s") from error
             raise
         finally:
             self._watchdog.rest()
         return replies
 
+    async def _take_in(self, hurry: Callable[[], None], parser: ReplyParser) -> bool:
+        with anyio.move_on_after(_HURRY, shield=True), suppress(RedisError, OSError):
+            hurry()
+            await parser.read_replies(1)
+            return True
+        return False
+
     async def connected(self) -> tuple[AbstractConnection, ReplyParser]:
         """The open connection, made now if there is none or if the server closed it while it was idle."""
-        loop = _running_loop()
+        loop = running_loop()
         if self._loop is not loop or self._forks != forks():
             self._start_over(loop)
         connection, parser = self._connection, self._parser
@@ -79,27 +100,36 @@ class Lane:
             await self._drop()
         return await self._connect()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None
+
     async def aclose(self) -> None:
-        """Fail whoever still waits, and close the connection."""
+        """Fail whoever still waits, and close the connection, also one that is just being made."""
+        self._closed = True
         await self._background.aclose()
         while self._waiting:
-            self._waiting.popleft().fail(ConnectionError("the connection was closed"))
+            self._waiting.popleft().fail(ConnectionError(_CLOSED))
         self._watchdog.cancel()
         await self._drop()
 
     async def _connect(self) -> tuple[AbstractConnection, ReplyParser]:
-        connection = self._dial()
+        connection = self._connection = self._dial()
         outlive_fork(connection)
         try:
             async with asyncio.timeout(self._timeout):
                 await connection.connect()  # type: ignore[no-untyped-call]
+            if self._closed:
+                raise ConnectionError(_CLOSED)
         except BaseException as error:
+            self._connection = None
             await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
                 raise TimeoutError(f"no connection within {self._timeout:g} s") from error
             raise
         parser = cast("ReplyParser", connection._parser)  # pyright: ignore[reportUnknownMemberType]
-        self._connection, self._parser = connection, parser
+        self._parser = parser
         return connection, parser
 
     def _start_over(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -156,7 +186,8 @@ class Lane:
             start = end
 
 
-def _running_loop() -> asyncio.AbstractEventLoop:
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The caller's event loop; ``ConfigError`` if that is not asyncio's."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -179,4 +210,4 @@ class _Call:
     def fail(self, error: BaseException) -> None:
         if not self.answered.done():
             cancelled = isinstance(error, asyncio.CancelledError)
-            self.answered.set_exception(ConnectionError("the connection was closed") if cancelled else error)
+            self.answered.set_exception(ConnectionError(_CLOSED) if cancelled else error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Final, NoReturn, cast
@@ -19,7 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from conquiet.errors import QueueError
 from conquiet.wire.address import Address, Endpoint
 from conquiet.wire.interrupt import Interrupt
-from conquiet.wire.lane import Lane
+from conquiet.wire.lane import Lane, running_loop
 from conquiet.wire.parser import Reply
 from conquiet.wire.streams import pack
 from conquiet.wire.topology import topology_of
@@ -48,6 +49,7 @@ class Link:
         self._idle: dict[Endpoint, list[WaitingLane]] = {}
         self._in_use: set[WaitingLane] = set()
         self._closed = False
+        self._discovering = asyncio.Lock()
 
     async def call(self, key: str, command: bytes) -> Reply:
         """The reply to one packed command on ``key``; an error reply is raised."""
@@ -110,11 +112,18 @@ class Link:
         encoded = key.encode()
         endpoint = self._topology.locate(encoded)
         if endpoint is None:
-            await self._topology.discover()
-            endpoint = self._topology.locate(encoded)
+            endpoint = await self._discover(encoded)
         if endpoint is None:
             raise RedisError("no node of the Cluster holds this key's slot")
         return endpoint
+
+    async def _discover(self, key: bytes) -> Endpoint | None:
+        running_loop()
+        async with self._discovering:
+            # Whoever waited for the lock has the answer of the one who held it.
+            if self._topology.locate(key) is None:
+                await self._topology.discover()
+            return self._topology.locate(key)
 
     def _lane(self, endpoint: Endpoint) -> Lane:
         lane = self._lanes.get(endpoint)

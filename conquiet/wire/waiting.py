@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import anyio
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
@@ -28,7 +29,8 @@ class WaitingLane:
 
     A request on the interrupt makes the server answer the blocked command at once, with ``CLIENT UNBLOCK`` from
     another connection to the same node: the command is never torn off, so whatever the server handed out at
-    that moment still arrives. Where the server forbids ``CLIENT``, the command runs to its own end.
+    that moment still arrives. A cancelled call is ended on the server in the same way, so that nothing more is
+    handed to it. Where the server forbids ``CLIENT``, the command runs to its own end.
     """
 
     def __init__(self, dial: Callable[[], AbstractConnection], timeout: float | None, control: Lane) -> None:
@@ -46,18 +48,28 @@ class WaitingLane:
         """
         await self._identify()
         answered = asyncio.Event()
-        waker: list[asyncio.Task[None]] = []
-        with interrupt.waking(lambda: waker.append(self._background.start(self._wake(answered), "unblock"))):
+        wakers: list[asyncio.Task[None]] = []
+
+        def wake() -> None:
+            wakers.append(self._background.start(self._wake(answered), "unblock"))
+
+        with interrupt.waking(wake):
             if interrupt.requested:
                 return None
             try:
-                replies = await self._lane.converse(commands, seconds + _WATCHDOG)
+                # A cancelled call of several commands is torn off: which answer is due is not known then.
+                hurry = wake if len(commands) == 1 and self._client_id is not None else None
+                replies = await self._lane.converse(commands, seconds + _WATCHDOG, hurry)
             finally:
                 answered.set()
-        # An UNBLOCK still on its way must not hit the next command of this connection.
-        if waker:
-            await asyncio.gather(*waker)
+                await self._end(wakers)
         return replies[-1]
+
+    async def _end(self, wakers: list[asyncio.Task[None]]) -> None:
+        """An UNBLOCK that is still on its way must not hit the next command of this connection."""
+        if wakers and self._lane.is_open:
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*wakers)
 
     async def aclose(self) -> None:
         """Close the connection; a command that still blocks on it fails."""

@@ -32,9 +32,7 @@ async def consume(consumer: Consumer, handled: list[QueueMessage]) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 10])
-def test_a_configuration_that_reads_more_than_one_is_refused(
-    count: int, flavour: Flavour, config: QueueConfig
-) -> None:
+def test_a_configuration_that_reads_more_than_one_is_refused(count: int, flavour: Flavour, config: QueueConfig) -> None:
     """spec 1 §4.2: max_read_count MUST be 1 when using QueueConsumer."""
     queue = flavour.queue("redis://127.0.0.1:1", replace(config, max_read_count=count))
     with pytest.raises(ConfigError, match="max_read_count"):
@@ -156,9 +154,7 @@ async def test_iteration_goes_on_when_nothing_arrived_for_a_while(
     assert [message.id for message in handled] == [sent]
 
 
-async def test_an_idle_consumer_waits_in_one_read(
-    flavour: Flavour, url: str, config: QueueConfig, look: Look
-) -> None:
+async def test_an_idle_consumer_waits_in_one_read(flavour: Flavour, url: str, config: QueueConfig, look: Look) -> None:
     """spec 1 §6.4, §6.5, spec 2 §3, §7: does not spin: one XREADGROUP for the whole of its block, and no other."""
     consumer = flavour.consumer(await flavour.open(url, replace(config, block_ms=60_000)))
     async with recorded(url) as commands:
@@ -259,7 +255,7 @@ async def test_a_malformed_message_is_delivered_like_any_other(consumer: Consume
 
 
 async def test_ack_is_the_users_to_call(consumer: Consumer, queue: Queue, url: str, look: Look) -> None:
-    """spec 1 §6.2, §6.6, spec 2 §4, §8: must be called explicitly; never automatic, not after the next message either."""
+    """spec 1 §6.2, §6.6, spec 2 §4, §8: must be called explicitly; never automatic, nor after the next message."""
     sent = await queue.enqueue_many({"n": n} for n in range(3))
     async with recorded(url) as commands:
         got = [message async for message in _until_empty(consumer, 3)]

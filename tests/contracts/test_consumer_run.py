@@ -56,7 +56,7 @@ def journal(url: str, config: QueueConfig) -> Iterator[Journal]:
 
         def pending() -> int:
             summary = client.xpending(config.stream_key, config.consumer_group)
-            return int(summary["pending"])  # type: ignore[index]
+            return int(summary["pending"])
 
         yield Journal(pending)
 

@@ -187,8 +187,8 @@ async def test_a_stop_in_the_handler_lets_its_message_be_finished(consumer: Cons
 async def test_leaving_the_block_stops(flavour: Flavour, consumer: Consumer, queue: Queue, url: str) -> None:
     """spec 2 §5.1: the end of ``with`` is a stop: a consumer that was left reads no more."""
     async with consumer:
-        assert not consumer.stopping
-    assert consumer.stopping
+        before = consumer.stopping
+    assert (before, consumer.stopping) == (False, True)
     await queue.enqueue({"n": 1})
     async with recorded(url) as commands:
         assert await consumer.next(block_ms=5) is None

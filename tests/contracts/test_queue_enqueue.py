@@ -16,7 +16,7 @@ from tests.contracts.flavours import Flavour, Queue
 from tests.contracts.looking import Look, proxied, recorded
 
 PAYLOAD: dict[str, Any] = {
-    "text": "Grüße, 世界 \U0001f680 \"quoted\" \\ \n \x00",
+    "text": 'Grüße, 世界 \U0001f680 "quoted" \\ \n \x00',
     "whole": -(2**63),
     "large": 2**64 - 1,
     "real": 0.1,
@@ -27,9 +27,12 @@ PAYLOAD: dict[str, Any] = {
 }
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
     # every text that UTF-8 has a form for
-    | st.text(st.characters(exclude_categories=("Cs",))),
+    | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=20,
 )

@@ -201,10 +201,10 @@ async def test_nothing_is_sent_again_after_a_lost_answer(
 
 def _exposed(stream: str) -> set[str]:
     return {
-        sample.name
+        line.name
         for family in REGISTRY.collect()
-        for sample in family.samples
-        if sample.name.startswith("conquiet") and sample.labels.get("stream") == stream
+        for line in family.samples
+        if line.name.startswith("conquiet") and line.labels.get("stream") == stream
     }
 
 
@@ -215,9 +215,9 @@ async def test_the_four_metrics_have_exactly_their_names_and_one_label(queue: Qu
     latency = "conquiet_queue_read_latency_seconds"
     assert exposed == {READ, ACKED, CLAIMED, f"{latency}_count", f"{latency}_sum", f"{latency}_bucket"}
     for family in REGISTRY.collect():
-        for sample in family.samples:
-            if sample.name.startswith("conquiet_queue"):
-                assert set(sample.labels) - {"le"} == {"stream"}
+        for line in family.samples:
+            if line.name.startswith("conquiet_queue"):
+                assert set(line.labels) - {"le"} == {"stream"}
 
 
 async def test_the_metrics_count_what_redis_answered(queue: Queue, rival: Queue, config: QueueConfig) -> None:

@@ -102,7 +102,7 @@ ALLOWED: dict[str, Any] = {
     "the largest": {"a": 2**64 - 1, "b": [2**64 - 1]},
     "the smallest": {"a": -(2**63), "b": [-(2**63)]},
     "53 bits and more": {"a": 2**53 + 1, "b": [-(2**53) - 1]},
-    "unicode": {"ключ": "Grüße 世界 \U0001f680 \u2028 \x00 \x7f \\ \" /"},
+    "unicode": {"ключ": 'Grüße 世界 \U0001f680 \u2028 \x00 \x7f \\ " /'},
     "minus zero": {"a": -0.0, "b": [-0.0]},
     "floats": {"a": [0.1, 1e308, 5e-324, 2.2250738585072014e-308, 1.0, 123456789.123456789]},
     "words of JSON": {"a": "null", "null": "NaN", "b": None, "c": [None, True, False]},
@@ -134,14 +134,14 @@ def test_what_json_can_carry_comes_back_equal(payload: dict[str, Any]) -> None:
     assert json.loads(data.decode("utf-8")) == payload
 
 
-@settings(deadline=None, database=None, max_examples=300)
+@settings(deadline=None, database=None, max_examples=100)
 @given(JSON)
 def test_any_json_value_comes_back_equal(value: Any) -> None:
     # repr tells -0.0 from 0.0, and 1 from True and 1.0
     assert repr(decode(encode(value))) == repr(value)
 
 
-@settings(deadline=None, database=None, max_examples=300)
+@settings(deadline=None, database=None, max_examples=100)
 @given(st.dictionaries(st.text(), JSON, max_size=8))
 def test_any_json_object_comes_back_equal_and_is_json_to_others(payload: dict[str, Any]) -> None:
     data = encode_object(payload)
@@ -156,22 +156,25 @@ def test_any_json_object_comes_back_equal_and_is_json_to_others(payload: dict[st
         | st.integers()
         | st.floats()
         | st.text(st.characters())
-        | st.text(st.characters(categories=("Cs",)), max_size=2)
+        | st.text(st.characters(categories=["Cs"]), max_size=2)
         | st.binary(max_size=3)
         | st.tuples(st.integers())
         | st.dates()
         | st.decimals(),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
+        ),
     )
 )
 def test_anything_is_either_refused_or_comes_back_equal(value: Any) -> None:
     try:
         data = encode_object({"a": value})
     except PayloadError as error:
-        assert error.path.startswith("$")
+        refusal: PayloadError | None = error
     else:
+        refusal = None
         assert repr(decode(data)) == repr({"a": value})
+    assert refusal is None or refusal.path.startswith("$.a")
 
 
 def test_a_shared_value_is_no_loop() -> None:

@@ -219,9 +219,7 @@ async def test_a_cancelled_read_leaves_the_queue_usable(queue: RedisStreamsQueue
 
 
 @pytest.mark.any_server
-async def test_a_cancelled_iteration_raises_the_cancellation(
-    queue: RedisStreamsQueue, consumer: QueueConsumer
-) -> None:
+async def test_a_cancelled_iteration_raises_the_cancellation(queue: RedisStreamsQueue, consumer: QueueConsumer) -> None:
     """spec 2 §7: propagates all exceptions, a cancellation included, and reads no more."""
 
     async def consume() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import aclosing
 from typing import Any
 
 import pytest

@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -258,7 +258,8 @@ async def test_the_database_of_the_url_is_the_one_that_is_used(url: str, config:
 
 
 async def test_a_user_may_not_touch_other_streams(acl: Place, config: QueueConfig) -> None:
-    async with aclosing(RedisStreamsQueue(acl.url, replace(config, stream_key=f"other:{config.stream_key}"))) as queue:
+    other = replace(config, stream_key=f"other:{config.stream_key}")
+    async with aclosing(RedisStreamsQueue(acl.url, other)) as queue:
         with pytest.raises(QueueError, match="permission"):
             await queue.enqueue({"n": 1})
 
@@ -308,8 +309,9 @@ async def test_where_client_is_forbidden_a_read_with_nothing_to_read_ends_by_its
 
 
 async def test_a_certificate_of_a_stranger_is_refused(tls_proxy: Proxy, config: QueueConfig, tmp_path: Path) -> None:
-    trustme.CA().cert_pem.write_to_path(str(tmp_path / "stranger.pem"))
-    async with aclosing(RedisStreamsQueue.connect(f"{tls_proxy.url}?ssl_ca_certs={tmp_path / 'stranger.pem'}", config)) as queue:
+    stranger = tmp_path / "stranger.pem"
+    trustme.CA().cert_pem.write_to_path(str(stranger))
+    async with aclosing(RedisStreamsQueue.connect(f"{tls_proxy.url}?ssl_ca_certs={stranger}", config)) as queue:
         with pytest.raises(QueueError, match=r"(?i)certificate"):
             await queue.enqueue({"n": 1})
         assert tls_proxy.received == []
@@ -321,10 +323,11 @@ async def test_a_certificate_for_another_host_is_refused(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("elsewhere.example").configure_cert(context)
     async with Proxy(server.url, secure=context) as proxy:
-        async with aclosing(RedisStreamsQueue.connect(f"{proxy.url}?ssl_ca_certs={authority_file}", config)) as queue:
+        url = f"{proxy.url}?ssl_ca_certs={authority_file}"
+        async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
             with pytest.raises(QueueError, match=r"(?i)certificate"):
                 await queue.enqueue({"n": 1})
-            assert proxy.received == []
+        assert proxy.received == []
 
 
 async def test_plain_speech_to_a_tls_port_is_a_queue_error(tls_proxy: Proxy, config: QueueConfig) -> None:
@@ -346,13 +349,15 @@ async def test_one_sentinel_that_answers_is_enough(sentinels: LocalSentinels, co
 
 
 async def test_a_service_that_no_sentinel_knows(sentinels: LocalSentinels, config: QueueConfig) -> None:
-    async with aclosing(RedisStreamsQueue.connect(sentinel_url(sentinels).replace(SERVICE, "stranger"), config)) as queue:
+    url = sentinel_url(sentinels).replace(SERVICE, "stranger")
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
         with pytest.raises(QueueError, match="stranger"):
             await queue.enqueue({"n": 1})
 
 
 async def test_a_wrong_sentinel_password(sentinels: LocalSentinels, config: QueueConfig) -> None:
-    async with aclosing(RedisStreamsQueue.connect(sentinel_url(sentinels).replace(GUARD, "wrong"), config)) as queue:
+    url = sentinel_url(sentinels).replace(GUARD, "wrong")
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
         with pytest.raises(QueueError, match="password") as caught:
             await queue.enqueue({"n": 1})
         assert "wrong" not in str(caught.value)

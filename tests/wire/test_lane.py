@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -375,11 +375,11 @@ async def test_a_blocked_read_whose_connection_is_killed_is_told(url: str, confi
 async def test_a_server_that_is_away_for_a_while(rung: Rung, config: QueueConfig, tmp_path: Path) -> None:
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    async with Proxy() as proxy:  # keeps the address while the server changes its port
-        server = EmbeddedRedis(binary=rung.binary, directory=tmp_path, appendonly=True)
+    server = EmbeddedRedis(binary=rung.binary, directory=tmp_path, appendonly=True)
+    # The proxy keeps its address while the server changes its port.
+    async with Proxy() as proxy, aclosing(RedisStreamsQueue.connect(proxy.url, config)) as queue:
         async with server:
             proxy.lead_to(server.url)
-            queue = RedisStreamsQueue.connect(proxy.url, config)
             first = await queue.enqueue({"n": 1})
             await queue.read(FOREVER)
         with pytest.raises(QueueError):
@@ -390,7 +390,6 @@ async def test_a_server_that_is_away_for_a_while(rung: Rung, config: QueueConfig
             assert await entries(server.url, config.stream_key) == {first: {"n": 1}, second: {"n": 2}}
             assert [message.id for message in await queue.read(FOREVER)] == [second]
             assert await pending(server.url, config.stream_key, config.consumer_group) == [first, second]
-            await queue.aclose()
 
 
 async def test_a_server_that_restarts_between_two_calls(rung: Rung, config: QueueConfig, tmp_path: Path) -> None:
@@ -457,9 +456,8 @@ async def test_a_close_ends_the_calls_that_are_on_their_way(url: str, proxy: Pro
     writing = [asyncio.create_task(queue.enqueue({"n": number})) for number in range(3)]
     await hold.caught.wait()
     await queue.aclose()
-    for call in (reading, *writing):
-        with pytest.raises(QueueError):
-            await call
+    outcomes = await asyncio.gather(reading, *writing, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [QueueError] * 4
     await eventually(lambda: proxy.open_connections == 0, "all connections are closed", seconds=5)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 import pytest
@@ -262,6 +262,7 @@ def behind(request: pytest.FixtureRequest, front: Front) -> RedisCluster:
     return RedisCluster("127.0.0.1", port, address_remap=front.mapped, retry=request.param)
 
 
+@pytest.mark.any_server
 async def test_in_a_cluster_an_answer_that_is_cut_off_leaves_one_entry(
     front: Front, behind: RedisCluster, config: QueueConfig
 ) -> None:
@@ -278,6 +279,7 @@ async def test_in_a_cluster_an_answer_that_is_cut_off_leaves_one_entry(
         assert front.count(b"XADD") == 2
 
 
+@pytest.mark.any_server
 async def test_in_a_cluster_many_entries_are_written_once(
     front: Front, behind: RedisCluster, config: QueueConfig
 ) -> None:
@@ -296,6 +298,7 @@ async def test_in_a_cluster_many_entries_are_written_once(
     assert len(await entries(owner.url, config.stream_key)) == 650
 
 
+@pytest.mark.any_server
 async def test_an_address_map_holds_for_redirects_too(front: Front, behind: RedisCluster, config: QueueConfig) -> None:
     migration = await front.cluster.migration_of(config.stream_key)
     async with RedisStreamsQueue(behind, config) as queue:
@@ -312,6 +315,7 @@ async def test_an_address_map_holds_for_redirects_too(front: Front, behind: Redi
     assert front.count(b"XADD") == 5
 
 
+@pytest.mark.any_server
 async def test_a_redirected_command_whose_answer_is_cut_is_not_sent_again(
     front: Front, behind: RedisCluster, config: QueueConfig
 ) -> None:
