@@ -95,17 +95,28 @@ class Transactions(Generic[_Tx]):
         return await result if inspect.isawaitable(result) else result
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        work = partial(copy_context().run, function, *args)
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        work = partial(copy_context().run, _outcome, function, *args)
+        future: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().run_in_executor(
+            self._thread, work
+        )
         try:
-            return await asyncio.shield(future)
+            result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
             # A thread cannot be stopped: wait, since a rollback behind its back would tear the transaction.
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()
             raise
+        if error is not None:
+            raise error
+        return result
+
+
+def _outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """What a call returned or raised, as a value: a future takes no ``StopIteration``, and would never be done."""
+    try:
+        return function(*args), None
+    except BaseException as error:
+        return None, error
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -69,7 +69,7 @@ class WaitingLane:
         """An UNBLOCK that is still on its way must not hit the next command of this connection."""
         if wakers and self._lane.is_open:
             with anyio.CancelScope(shield=True):
-                await asyncio.gather(*wakers)
+                await asyncio.wait(wakers)
 
     async def aclose(self) -> None:
         """Close the connection; a command that still blocks on it fails."""

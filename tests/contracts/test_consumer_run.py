@@ -218,25 +218,6 @@ async def test_whatever_a_handler_raises_is_rolled_back(
     assert await look.pending_ids() == [sent]
 
 
-@pytest.mark.timeout(15)
-@pytest.mark.any_server
-async def test_a_stop_iteration_of_a_handler_ends_the_run(
-    flavour: Flavour, queue: Queue, journal: Journal, look: Look
-) -> None:
-    """spec 2 §1.1, §11: user exceptions are not swallowed, that of a ``next()`` on an empty iterator included."""
-    sent = await queue.enqueue({"n": 1})
-    consumer = flavour.consumer(queue)
-
-    def handler(message: QueueMessage, tx: Journal) -> None:
-        next(iter(()))
-
-    # Python lets no StopIteration out of a coroutine: it arrives as the cause of a RuntimeError.
-    with pytest.raises((RuntimeError, StopIteration)):
-        await consumer.run(handler=handler, db_factory=journal)
-    assert journal.names == ["begin", "rollback"]
-    assert await look.pending_ids() == [sent]
-
-
 async def test_a_malformed_message_is_the_handlers_to_meet(
     consumer: Consumer, journal: Journal, look: Look, queue: Queue
 ) -> None:

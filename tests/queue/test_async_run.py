@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,6 +154,58 @@ async def test_plain_functions_leave_the_loop_free(
     released.set()
     await asyncio.wait_for(running, 20)
     assert threading.get_ident() not in journal.threads
+
+
+STOP_ITERATION = """
+import asyncio, sys
+import conquiet
+from conquiet import QueueConfig, sync
+
+class Tx:
+    def begin(self): print("begin"); return self
+    def commit(self): print("commit")
+    def rollback(self): print("rollback")
+
+def handler(message, tx):
+    next(iter(()))
+
+async def core(url, config):
+    async with conquiet.RedisStreamsQueue.connect(url, config) as queue:
+        await conquiet.QueueConsumer(queue).run(handler=handler, db_factory=Tx())
+
+def facade(url, config):
+    with sync.RedisStreamsQueue.connect(url, config) as queue:
+        sync.QueueConsumer(queue).run(handler=handler, db_factory=Tx())
+
+flavour, url, stream = sys.argv[1:]
+config = QueueConfig(stream, "group", "consumer-1")
+try:
+    asyncio.run(core(url, config)) if flavour == "core" else facade(url, config)
+except (RuntimeError, StopIteration) as error:
+    print("raised")
+"""
+
+
+@pytest.mark.any_server
+@pytest.mark.parametrize("flavour", ["core", "sync"])
+async def test_a_stop_iteration_of_a_handler_ends_the_run(
+    flavour: str, queue: RedisStreamsQueue, url: str, tmp_path: Path
+) -> None:
+    """spec 2 §1.1, §11: user exceptions are not swallowed, that of a ``next()`` on an empty iterator included.
+
+    Python lets no StopIteration out of a coroutine: it may arrive as a RuntimeError. In a process of its own, since
+    a run that swallows it never ends, and cannot be cancelled.
+    """
+    sent = await queue.enqueue({"n": 1})
+    command = [sys.executable, "-c", STOP_ITERATION, flavour, url, queue.config.stream_key]
+    with (tmp_path / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        try:
+            await eventually(lambda: process.poll() is not None, "the run has ended")
+        finally:
+            process.kill()
+        out.seek(0)
+        assert (process.poll(), out.read().split()) == (0, ["begin", "rollback", "raised"])
+    assert await pending(url, queue.config.stream_key, queue.config.consumer_group) == [sent]
 
 
 # --- cancellation ------------------------------------------------------------------------------------

@@ -562,6 +562,19 @@ async def test_callers_side_by_side_ask_the_way_once(guide: tuple[Proxy, str, by
         assert proxy.count(question) == 1
 
 
+async def test_callers_side_by_side_are_told_together_that_nobody_knows_the_way(
+    guide: tuple[Proxy, str, bytes], config: QueueConfig
+) -> None:
+    # One after the other, each would wait for a time-out of its own, and the last of fifty for fifty of them.
+    proxy, url, question = guide
+    proxy.refuse(question, b"-LOADING Redis is loading the dataset in memory\r\n", times=50)
+    async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+        calls = (queue.enqueue({"n": number}) for number in range(50))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {QueueError}
+        assert sum(question in command for command in proxy.received) == 1
+
+
 async def test_a_caller_who_leaves_while_the_way_is_asked_takes_nobody_along(
     guide: tuple[Proxy, str, bytes], config: QueueConfig
 ) -> None:

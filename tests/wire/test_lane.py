@@ -132,6 +132,22 @@ async def test_a_cancelled_read_leaves_its_messages_pending_and_to_nobody_else(
     assert {message.id for message in await queue.claim_stale(0)} == {first, second}
 
 
+async def test_a_read_that_is_cancelled_twice_leaves_its_answer_to_nobody_either(
+    url: str, proxy: Proxy, queue: RedisStreamsQueue, config: QueueConfig
+) -> None:
+    first, second = await queue.enqueue_many([{"n": 1}, {"n": 2}])
+    hold = proxy.hold(b"XREADGROUP")
+    reading = asyncio.create_task(queue.read(FOREVER))
+    await hold.caught.wait()
+    reading.cancel()
+    await turns(3)
+    await cancelled(reading)  # as a task group does to those who take their time
+    hold.release()
+    assert [message.id for message in await queue.read(FOREVER)] == [second]
+    assert await queue.read(1) == []
+    assert await pending(url, config.stream_key, config.consumer_group) == [first, second]
+
+
 async def test_a_read_that_is_cancelled_while_it_waits_takes_nothing(
     url: str, proxy: Proxy, queue: RedisStreamsQueue, config: QueueConfig
 ) -> None:
@@ -452,11 +468,11 @@ async def test_a_close_ends_the_calls_that_are_on_their_way(url: str, proxy: Pro
     await queue.open()
     reading = asyncio.create_task(queue.read(FOREVER))
     await blocked(url)
-    hold = proxy.hold(b"XADD")
-    writing = [asyncio.create_task(queue.enqueue({"n": number})) for number in range(3)]
+    hold = proxy.hold(b"XINFO")
+    looking = [asyncio.create_task(queue.backlog_stats()) for _ in range(3)]
     await hold.caught.wait()
     await queue.aclose()
-    outcomes = await asyncio.gather(reading, *writing, return_exceptions=True)
+    outcomes = await asyncio.gather(reading, *looking, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [QueueError] * 4
     await eventually(lambda: proxy.open_connections == 0, "all connections are closed", seconds=5)
 
