@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 
 HEAD = """# Conformance
 
-The queue implements two specifications: 1, the Redis Streams queue (`RedisStreamsQueue`, and `QueueConsumer` in outline),
+The queue implements two specifications: 1, the Redis Streams queue (`RedisStreamsQueue`, `QueueConsumer` in outline),
 and 2, the queue consumer (`QueueConsumer` in full). These are their rules and the tests that hold them, on every server
 that the tests find, for the async core and again through `conquiet.sync`. The page is made from the tests by
 `python -m tests.documents.conformance`; a test fails when it is out of date.
