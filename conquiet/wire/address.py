@@ -29,6 +29,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigError
+from conquiet.kit import rules
 from conquiet.wire.parser import ReplyParser
 
 __all__ = ["Address", "AddressLike", "Endpoint"]
@@ -143,6 +144,11 @@ def _driver() -> DriverInfo:
 
 def _checked(address: Address) -> Address:
     """``address``, if redis-py accepts its settings: a misspelt option is found now, not at the first call."""
+    if address.timeout is not None:
+        rules.seconds("socket_timeout", address.timeout)
+    unix = issubclass(address.connection_class, UnixDomainSocketConnection)
+    if not unix and not all(0 < port < 65536 for _, port in address.seeds):
+        raise ConfigError(f"a port is from 1 to 65535: {address.seeds!r}")
     if not all(host for host, _ in address.seeds):
         raise ConfigError(f"an address names a host or a socket's path, but {address.seeds!r} does not")
     try:
@@ -196,7 +202,9 @@ def _one_or_many(parsed: ParseResult, hosts: tuple[Endpoint, ...], kind: str) ->
 def _hosts(parsed: ParseResult, default_port: int) -> tuple[Endpoint, ...]:
     _, _, hosts = parsed.netloc.rpartition("@")
     nodes = [urlparse(f"//{host}") for host in hosts.split(",")]
-    return tuple((unquote(node.hostname or "localhost"), node.port or default_port) for node in nodes)
+    return tuple(
+        (unquote(node.hostname or "localhost"), default_port if node.port is None else node.port) for node in nodes
+    )
 
 
 def _for_redis_py(parsed: ParseResult, scheme: str, kind: str) -> str:

@@ -72,14 +72,23 @@ class Lane:
             await connection.send_packed_command(commands, check_health=False)
             replies = await parser.read_replies(len(commands))
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError) or not hurry or not await self._take_in(hurry, parser):
-                await self._drop()
+            await self._settle(error, hurry, parser)
             if self._watchdog.overdue and isinstance(error, Exception):
                 raise TimeoutError(f"no answer within {timeout:g} s") from error
             raise
         finally:
             self._watchdog.rest()
         return replies
+
+    async def _settle(self, error: BaseException, hurry: Callable[[], None] | None, parser: ReplyParser) -> None:
+        """After a failed or cancelled conversation: no reply is left on the connection, or no connection."""
+        clean = False
+        try:
+            if hurry is not None and isinstance(error, asyncio.CancelledError):
+                clean = await self._take_in(hurry, parser)
+        finally:  # also when it is cancelled a second time
+            if not clean:
+                await self._drop()
 
     async def _take_in(self, hurry: Callable[[], None], parser: ReplyParser) -> bool:
         with anyio.move_on_after(_HURRY, shield=True), suppress(RedisError, OSError):

@@ -18,6 +18,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from conquiet.errors import QueueError
+from conquiet.kit.service import Background
 from conquiet.wire.address import Address, Endpoint
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.lane import Lane, running_loop
@@ -28,6 +29,7 @@ from conquiet.wire.waiting import WaitingLane
 
 __all__ = ["Link"]
 
+_CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
 _ASKING: Final = pack("ASKING")
 _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
@@ -49,7 +51,8 @@ class Link:
         self._idle: dict[Endpoint, list[WaitingLane]] = {}
         self._in_use: set[WaitingLane] = set()
         self._closed = False
-        self._discovering = asyncio.Lock()
+        self._background = Background()
+        self._discovery: asyncio.Task[None] | None = None
 
     async def call(self, key: str, command: bytes) -> Reply:
         """The reply to one packed command on ``key``; an error reply is raised."""
@@ -98,6 +101,7 @@ class Link:
     async def aclose(self) -> None:
         """Close every connection; calls after this are refused."""
         self._closed = True
+        await self._background.aclose()
         waiting = [lane for lanes in self._idle.values() for lane in lanes]
         for waiting_lane in (*waiting, *self._in_use):
             await waiting_lane.aclose()
@@ -108,7 +112,7 @@ class Link:
 
     async def _locate(self, key: str) -> Endpoint:
         if self._closed:
-            raise RedisError("closed: no command can be sent any more")
+            raise RedisError(_CLOSED)
         encoded = key.encode()
         endpoint = self._topology.locate(encoded)
         if endpoint is None:
@@ -118,12 +122,15 @@ class Link:
         return endpoint
 
     async def _discover(self, key: bytes) -> Endpoint | None:
-        running_loop()
-        async with self._discovering:
-            # Whoever waited for the lock has the answer of the one who held it.
-            if self._topology.locate(key) is None:
-                await self._topology.discover()
-            return self._topology.locate(key)
+        """Ask the servers, once for all who need to know; they share the answer, and the failure."""
+        loop, asking = running_loop(), self._discovery
+        if asking is None or asking.done() or asking.get_loop() is not loop:
+            asking = self._discovery = self._background.start(self._topology.discover(), "discovery")
+        await asyncio.wait([asking])
+        if asking.cancelled():
+            raise RedisError(_CLOSED)
+        asking.result()
+        return self._topology.locate(key)
 
     def _lane(self, endpoint: Endpoint) -> Lane:
         lane = self._lanes.get(endpoint)

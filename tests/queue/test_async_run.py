@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conquiet import QueueConsumer, QueueMessage, RedisStreamsQueue
+from tests.contracts.looking import Look
 from tests.rigs.asking import pending
 from tests.rigs.waiting import eventually
 
@@ -258,11 +259,13 @@ async def test_a_cancelled_run_waits_for_a_plain_handler_before_it_rolls_back(
     assert await pending(url, queue.config.stream_key, queue.config.consumer_group) == [sent]
 
 
-async def test_a_cancelled_read_leaves_the_queue_usable(queue: RedisStreamsQueue, consumer: QueueConsumer) -> None:
+async def test_a_cancelled_read_leaves_the_queue_usable(
+    queue: RedisStreamsQueue, consumer: QueueConsumer, look: Look
+) -> None:
     """spec 1 §5.4: a read that was torn off takes no other call's answer with it."""
     for _ in range(5):
         reading = asyncio.create_task(consumer.next(block_ms=60_000))
-        await asyncio.sleep(0.005)
+        await look.blocked()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
@@ -274,7 +277,9 @@ async def test_a_cancelled_read_leaves_the_queue_usable(queue: RedisStreamsQueue
 
 
 @pytest.mark.any_server
-async def test_a_cancelled_iteration_raises_the_cancellation(queue: RedisStreamsQueue, consumer: QueueConsumer) -> None:
+async def test_a_cancelled_iteration_raises_the_cancellation(
+    queue: RedisStreamsQueue, consumer: QueueConsumer, look: Look
+) -> None:
     """spec 2 §7: propagates all exceptions, a cancellation included, and reads no more."""
 
     async def consume() -> None:
@@ -282,7 +287,7 @@ async def test_a_cancelled_iteration_raises_the_cancellation(queue: RedisStreams
             pytest.fail(f"{message} came from nowhere")
 
     consuming = asyncio.create_task(consume())
-    await asyncio.sleep(0.01)
+    await look.blocked()
     consuming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await consuming

@@ -169,8 +169,11 @@ class Proxy:
         finally:
             for pump in pumps:
                 pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            await _close(server_writer)
+            try:
+                await asyncio.gather(*pumps, return_exceptions=True)
+            finally:
+                server_writer.transport.abort()  # at once: a second cancellation must not leave it open
+                await _close(server_writer)
 
     async def _pump_commands(
         self,

@@ -128,6 +128,9 @@ def test_an_address_is_an_address_already() -> None:
         ("redis+sentinel://a:1/", "service"),
         ("redis+sentinel://a:1/m/first", "Sentinel URL"),
         ("redis://a?db=first", "db"),
+        ("redis://a:0", "port"),
+        ("redis://a?socket_timeout=0", "socket_timeout"),
+        ("redis://a?socket_timeout=-1", "socket_timeout"),
         ("", "non-empty"),
     ],
 )
