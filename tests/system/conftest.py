@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conquiet import QueueConfig, RedisStreamsQueue
-from tests.contracts.flavours import FLAVOURS, Flavour
-from tests.contracts.looking import Look
+from tests.contracts.conftest import flavour, look
 from tests.system.processes import Crew
 
-
-@pytest.fixture(params=list(FLAVOURS))
-async def flavour(request: pytest.FixtureRequest) -> AsyncIterator[Flavour]:
-    flavour = FLAVOURS[request.param]()
-    yield flavour
-    await flavour.aclose()
-
-
-@pytest.fixture
-async def look(url: str, config: QueueConfig) -> AsyncIterator[Look]:
-    look = Look(url, config)
-    yield look
-    await look.aclose()
+__all__ = ["crew", "flavour", "look"]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 @contextmanager
 def consumers(url: str, stream: str, log: Path, flavour: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-W", "error", "-m", "tests.system.consumer", url, stream]
+    command = [sys.executable, "-W", "error", "-m", "tests.system.recovering_consumer", url, stream]
     processes = {
         name: subprocess.Popen([*command, name, str(log), "200", flavour]) for name in ("first", "second", "third")
     }

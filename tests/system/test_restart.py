@@ -1,50 +1,88 @@
-"""The server is killed and comes back with its data: the failure is seen, nothing is lost, the queue goes on."""
+"""A Redis that is restarted with its append-only file (spec 1 §8, spec 2 §9)."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from conquiet import EmbeddedRedis, QueueConfig, QueueConsumer, QueueError, RedisStreamsQueue
+from conquiet import EmbeddedRedis, QueueConfig, QueueError
 from tests.conftest import Rung
+from tests.contracts.flavours import Flavour
+from tests.contracts.looking import Look
 
 pytestmark = pytest.mark.system
 
 
-def a_server(rung: Rung, port: int | None, place: Path) -> EmbeddedRedis:
-    settings = {"appendfsync": "always"}
-    return EmbeddedRedis(binary=rung.binary, port=port, directory=place, appendonly=True, settings=settings)
+@asynccontextmanager
+async def server(rung: Rung, directory: Path, port: int | None = None) -> AsyncIterator[EmbeddedRedis]:
+    async with EmbeddedRedis(appendonly=True, directory=directory, port=port, binary=rung.binary or None) as embedded:
+        yield embedded
 
 
-async def test_a_restart_in_the_middle_of_everything(rung: Rung, tmp_path: Path) -> None:
-    first = a_server(rung, None, tmp_path)
-    await first.open()
-    url, port = first.url, int(first.url.rsplit(":", 1)[1])
-    queue = RedisStreamsQueue.connect(url, QueueConfig("orders", "group", "consumer"))
-    sent = await queue.enqueue_many([{"n": number} for number in range(100)])
-    [held] = await queue.read(1000, 1)
-
-    reader = RedisStreamsQueue.connect(url, QueueConfig("empty", "group", "consumer"))
-    reading = asyncio.get_running_loop().create_task(QueueConsumer(reader).next(60_000))
-    await reader.backlog_stats()
-    os.kill(first.pid, signal.SIGKILL)
-    with pytest.raises(QueueError) as caught:
-        await reading
-    assert caught.value.__cause__ is not None
-    with pytest.raises(QueueError):
-        await queue.enqueue({"n": "lost in the crash"})
-    await first.aclose()
-
-    async with a_server(rung, port, tmp_path):
+@pytest.mark.parametrize("end", ["shut down", "killed"])
+async def test_messages_survive_a_restart_and_a_new_call_works(
+    end: str, flavour: Flavour, rung: Rung, config: QueueConfig, tmp_path: Path
+) -> None:
+    """spec 1 §8.1, spec 2 §9.1: the failure is visible as QueueError; nothing is lost; the caller's next try works."""
+    async with server(rung, tmp_path) as first:
+        port = urlsplit(first.url).port
+        queue = await flavour.open(first.url, config)
+        sent = await queue.enqueue_many({"n": n} for n in range(5))
+        acked, held = await queue.read(block_ms=1_000, count=2)
+        await queue.ack(acked)
+        if end == "killed":
+            os.kill(first.pid, signal.SIGKILL)
+    for call in (queue.enqueue({"n": 5}), queue.read(block_ms=60_000), queue.ack(held), queue.claim_stale()):
+        with pytest.raises(QueueError) as caught:
+            await asyncio.wait_for(call, 20)
+        assert caught.value.__cause__ is not None
+    async with server(rung, tmp_path, port):
+        assert [message.id for message in await queue.read(block_ms=1_000, count=10)] == sent[2:]
+        stats = await queue.backlog_stats()
+        assert (stats.length, stats.pending, stats.oldest_pending_id) == (5, 4, held.id)
         await queue.ack(held)
-        rest = await queue.read(1000, 1000)
-        assert [held.id, *(message.id for message in rest)] == sent
-        await queue.ack(*rest)
-        assert (await queue.backlog_stats()).pending == 0
-        assert await reader.enqueue({"n": 1})
+        after = await queue.enqueue({"n": 6})
+        assert [message.id for message in await queue.read(block_ms=1_000)] == [after]
         await queue.aclose()
-        await reader.aclose()
+
+
+async def test_a_consumer_ends_with_the_server_and_another_goes_on(
+    flavour: Flavour, rung: Rung, config: QueueConfig, tmp_path: Path
+) -> None:
+    """spec 2 §9.1: surface the failure, stop further processing, allow the hosting service to react."""
+    handled: list[str] = []
+
+    async with server(rung, tmp_path) as first:
+        port = urlsplit(first.url).port
+        queue = await flavour.open(first.url, config)
+        sent = await queue.enqueue_many({"n": n} for n in range(3))
+        look = Look(first.url, config)
+
+        async def consume() -> None:
+            consumer = flavour.consumer(queue)
+            async for message in consumer.iter_messages():
+                handled.append(message.id)
+                await consumer.ack(message)
+                if len(handled) == 5:
+                    consumer.stop()
+
+        consuming = asyncio.create_task(consume())
+        await look.blocked()
+        await look.aclose()
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(QueueError):
+            await asyncio.wait_for(consuming, 20)
+        assert handled == sent
+    async with server(rung, tmp_path, port):
+        sent += await queue.enqueue_many({"n": n} for n in range(3, 5))
+        await asyncio.wait_for(consume(), 20)
+        assert handled == sent
+        assert (await queue.backlog_stats()).pending == 0
+        await queue.aclose()

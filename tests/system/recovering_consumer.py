@@ -1,4 +1,4 @@
-"""A consumer process for tests to kill: ``python -m tests.system.consumer URL STREAM NAME LOG [async|sync]``.
+"""A consumer process for tests to kill: ``... URL STREAM NAME LOG BLOCK_MS async|sync``.
 
 Handles new messages first and abandoned ones when there are none. Each handled message is a line in the log,
 ``ID NAME``, written before its acknowledgment. Ends with code 0 on SIGTERM or SIGINT.
