@@ -124,6 +124,8 @@ class Lane:
         await self._drop()
 
     async def _connect(self) -> tuple[AbstractConnection, ReplyParser]:
+        if self._closed:
+            raise ConnectionError(_CLOSED)
         connection = self._connection = self._dial()
         outlive_fork(connection)
         try:
