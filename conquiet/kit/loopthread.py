@@ -13,11 +13,14 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from conquiet.errors import ConquietError
 
-__all__ = ["PRIVATE_LOOP", "LoopThread", "forks", "outlive_fork"]
+__all__ = ["PRIVATE_LOOP", "LoopThread", "forks", "on_private_loop", "outlive_fork"]
+
+_T = TypeVar("_T")
 
 _GRACE: Final = 2.0
 
@@ -99,6 +102,14 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_GRACE)
+
+
+async def on_private_loop(work: Coroutine[Any, Any, _T]) -> _T:
+    """The outcome of ``work``, run on the private loop, whichever loop the caller is on."""
+    loop = PRIVATE_LOOP.loop()
+    if asyncio.get_running_loop() is loop:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 async def _cancel_all() -> None:

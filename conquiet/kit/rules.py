@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from typing import Final
+
 from conquiet.errors import ConfigError
 
-__all__ = ["integer", "seconds", "text"]
+__all__ = ["integer", "number", "one_of", "seconds", "text"]
+
+_LARGEST: Final = sys.float_info.max
 
 
 def integer(what: str, value: object, *, least: int) -> int:
@@ -14,9 +20,23 @@ def integer(what: str, value: object, *, least: int) -> int:
     return value
 
 
+def number(what: str, value: object, *, least: float) -> float:
+    """``value`` if it is a finite number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= _LARGEST:
+        raise ConfigError(f"{what} must be a finite number of at least {least:g}, not {value!r}")
+    return float(value)
+
+
+def one_of(what: str, value: object, choices: Sequence[str]) -> str:
+    """``value`` if it is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return value
+
+
 def seconds(what: str, value: object) -> float:
     """``value`` if it is a positive, finite number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
         raise ConfigError(f"{what} must be a positive number of seconds, not {value!r}")
     return float(value)
 

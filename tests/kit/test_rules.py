@@ -31,10 +31,34 @@ def test_seconds_are_positive_and_finite(value: float) -> None:
     assert (result, type(result)) == (float(value), float)
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.0, True, math.inf, math.nan, "5", None], ids=repr)
+@pytest.mark.parametrize("value", [0, -1, 0.0, True, math.inf, math.nan, 10**400, "5", None], ids=repr)
 def test_what_is_no_duration_is_named(value: object) -> None:
     with pytest.raises(ConfigError, match="ttl must be a positive number of seconds"):
         rules.seconds("ttl", value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 30, 10**300])
+def test_numbers_are_finite(value: float) -> None:
+    result = rules.number("base", value, least=0)
+    assert (result, type(result)) == (float(value), float)
+
+
+@pytest.mark.parametrize("value", [-1, 1.4, True, math.inf, -math.inf, math.nan, 10**400, "2", None], ids=repr)
+def test_what_is_no_such_number_is_named(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"base must be a finite number of at least 1\.5, not ") as caught:
+        rules.number("base", value, least=1.5)
+    assert repr(value) in str(caught.value)
+
+
+def test_a_choice_passes() -> None:
+    assert rules.one_of("mode", "b", ("a", "b")) == "b"
+
+
+@pytest.mark.parametrize("value", ["c", "", "A", b"a", None, ["a"], 1], ids=repr)
+def test_what_is_no_choice_is_named_with_the_choices(value: object) -> None:
+    with pytest.raises(ConfigError, match="mode must be one of 'a', 'b', not ") as caught:
+        rules.one_of("mode", value, ("a", "b"))
+    assert repr(value) in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["a", " ", "Grüße \U0001f680", "\0"])
