@@ -2,17 +2,78 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import random
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
 import pytest
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 from conquiet import metrics
-from conquiet.metrics import queue_metrics
+from conquiet.metrics import (
+    GroupGauges,
+    GroupMetrics,
+    GroupPartitionGauges,
+    PartitionGauges,
+    ProducerMetrics,
+    QueueMetrics,
+    TopicsCollector,
+    group_metrics,
+    producer_metrics,
+    queue_metrics,
+)
 
 GOLDEN = (
     "conquiet_queue_messages_ack_total",
     "conquiet_queue_messages_claimed_total",
     "conquiet_queue_messages_read_total",
     "conquiet_queue_read_latency_seconds",
+)
+
+PARTITION = ("topic", "partition")
+GROUP = ("topic", "partition", "group")
+OWNER = ("topic", "partition", "group", "consumer")
+MEMBER = ("topic", "group", "consumer")
+
+GOLDEN_TOPICS = {
+    "conquiet_topics_ack_seconds": ("histogram", MEMBER),
+    "conquiet_topics_acks_total": ("counter", OWNER),
+    "conquiet_topics_claims_total": ("counter", OWNER),
+    "conquiet_topics_collector_up": ("gauge", ()),
+    "conquiet_topics_consumed_total": ("counter", OWNER),
+    "conquiet_topics_dead_letters_total": ("counter", OWNER),
+    "conquiet_topics_dropped_total": ("counter", PARTITION),
+    "conquiet_topics_duplicates_total": ("counter", PARTITION),
+    "conquiet_topics_end_to_end_seconds": ("histogram", MEMBER),
+    "conquiet_topics_fenced_total": ("counter", (*OWNER, "operation")),
+    "conquiet_topics_ghosts_total": ("counter", GROUP),
+    "conquiet_topics_handle_seconds": ("histogram", (*OWNER, "result")),
+    "conquiet_topics_inflight": ("gauge", MEMBER),
+    "conquiet_topics_lag": ("gauge", GROUP),
+    "conquiet_topics_leases_lost_total": ("counter", OWNER),
+    "conquiet_topics_length": ("gauge", PARTITION),
+    "conquiet_topics_oldest_pending_age_seconds": ("gauge", GROUP),
+    "conquiet_topics_partitions_owned": ("gauge", MEMBER),
+    "conquiet_topics_partitions_unowned": ("gauge", ("topic", "group")),
+    "conquiet_topics_pending": ("gauge", GROUP),
+    "conquiet_topics_produced_total": ("counter", PARTITION),
+    "conquiet_topics_rebalances_total": ("counter", MEMBER),
+    "conquiet_topics_retries_total": ("counter", OWNER),
+    "conquiet_topics_retry_depth": ("gauge", GROUP),
+}
+
+RECORDS = (
+    PartitionGauges("t", 0, 10),
+    PartitionGauges("t", 1, 11),
+    GroupPartitionGauges("t", "g", 0, pending=3, lag=4, retry_depth=2, oldest_pending_age=1.5),
+    GroupPartitionGauges("t", "g", 1, pending=0, lag=None, retry_depth=0, oldest_pending_age=None),
+    GroupGauges("t", "g", unowned=1),
 )
 
 
@@ -23,21 +84,84 @@ def exposed(registry: CollectorRegistry) -> list[str]:
     return sorted(name for name in names if name.startswith("conquiet") and not name.endswith("_created"))
 
 
+def use_everything(registry: CollectorRegistry | None = None) -> TopicsCollector:
+    """Call every verb once."""
+    queue_metrics("s", registry)
+    sent = producer_metrics("t", registry)
+    sent.produced(0, 5)
+    sent.duplicate(0, 2)
+    sent.dropped(0, 1)
+    group = group_metrics("t", "g", "c", registry)
+    group.consumed(0, 9)
+    group.acked(0, 6, 0.002)
+    group.retried(0, 2)
+    group.dead_lettered(0, 1)
+    group.fenced(0, "ack", 4)
+    group.claimed(0, 3)
+    group.ghosts(0, 7)
+    group.rebalanced()
+    group.lease_lost(0)
+    group.handled(0, "ack", [0.001, 0.3])
+    group.end_to_end([0.5, 0.7, 100])
+    group.inflight(8)
+    group.owned(2)
+    return TopicsCollector(lambda: RECORDS, registry)
+
+
+def lines(registry: CollectorRegistry, but: Sequence[str] = ("_bucket", "_created")) -> list[str]:
+    text = generate_latest(registry).decode().splitlines()
+    return [line for line in text if line[0] != "#" and not any(part in line for part in but)]
+
+
 def test_the_golden_list_is_what_a_registry_exposes() -> None:
     """spec 1 §7: required metrics, by their exact names."""
     registry = CollectorRegistry()
-    queue_metrics("s", registry)
-    assert exposed(registry) == sorted(metrics.NAMES)
+    use_everything(registry)
+    assert exposed(registry) == list(metrics.NAMES)
 
 
 def test_the_golden_list_is_the_specified_one() -> None:
     """spec 1 §7: a name that changed would break somebody's dashboard."""
     assert [name for name in metrics.NAMES if name.startswith("conquiet_queue")] == list(GOLDEN)
+    assert (*GOLDEN, *GOLDEN_TOPICS) == metrics.NAMES
 
 
 def test_the_default_registry_exposes_nothing_else() -> None:
-    queue_metrics("s")
-    assert exposed(REGISTRY) == sorted(metrics.NAMES)
+    use_everything().close()
+    assert set(exposed(REGISTRY)) < set(metrics.NAMES)
+    assert set(metrics.NAMES) - set(exposed(REGISTRY)) == {
+        "conquiet_topics_collector_up",
+        "conquiet_topics_lag",
+        "conquiet_topics_length",
+        "conquiet_topics_oldest_pending_age_seconds",
+        "conquiet_topics_partitions_unowned",
+        "conquiet_topics_pending",
+        "conquiet_topics_retry_depth",
+    }
+
+
+def test_a_room_shows_its_own_names_only() -> None:
+    registry = CollectorRegistry()
+    queue_metrics("s", registry)
+    assert exposed(registry) == list(GOLDEN)
+
+
+def test_the_types_and_labels_of_topics_are_the_golden_ones() -> None:
+    """spec 3: topic, partition, group, consumer and result."""
+    registry = CollectorRegistry()
+    use_everything(registry)
+    found = {
+        family.name + ("_total" if family.type == "counter" else ""): (
+            family.type,
+            {tuple(label for label in sample.labels if label != "le") for sample in family.samples},
+        )
+        for family in registry.collect()
+        if family.name.startswith("conquiet_topics")
+    }
+    assert found == {name: (kind, {labels}) for name, (kind, labels) in GOLDEN_TOPICS.items()}
+
+
+# --- queue -------------------------------------------------------------------------------------------
 
 
 def test_the_verbs_count() -> None:
@@ -72,3 +196,307 @@ def test_no_verb_raises(verb: str, monkeypatch: pytest.MonkeyPatch, caplog: pyte
         monkeypatch.setattr(verbs, child, None)
     {"read": lambda: verbs.read(1, 0.1), "acked": lambda: verbs.acked(1), "claimed": lambda: verbs.claimed(1)}[verb]()
     assert "metrics failed" in caplog.text
+
+
+# --- topics ------------------------------------------------------------------------------------------
+
+
+def test_a_scrape_shows_what_the_verbs_of_topics_counted() -> None:
+    """spec 3: counters, gauges and timers."""
+    registry = CollectorRegistry()
+    use_everything(registry)
+    owner = 'consumer="c",group="g",partition="0",topic="t"'
+    member = 'consumer="c",group="g",topic="t"'
+    group = 'group="g",partition="{}",topic="t"'
+    assert sorted(line for line in lines(registry) if "_topics_" in line) == sorted(
+        f"conquiet_topics_{line}"
+        for line in (
+            f"ack_seconds_count{{{member}}} 1.0",
+            f"ack_seconds_sum{{{member}}} 0.002",
+            f"acks_total{{{owner}}} 6.0",
+            f"claims_total{{{owner}}} 3.0",
+            "collector_up 1.0",
+            f"consumed_total{{{owner}}} 9.0",
+            f"dead_letters_total{{{owner}}} 1.0",
+            'dropped_total{partition="0",topic="t"} 1.0',
+            'duplicates_total{partition="0",topic="t"} 2.0',
+            f"end_to_end_seconds_count{{{member}}} 3.0",
+            f"end_to_end_seconds_sum{{{member}}} 101.2",
+            'fenced_total{consumer="c",group="g",operation="ack",partition="0",topic="t"} 4.0',
+            f"ghosts_total{{{group.format(0)}}} 7.0",
+            'handle_seconds_count{consumer="c",group="g",partition="0",result="ack",topic="t"} 2.0',
+            'handle_seconds_sum{consumer="c",group="g",partition="0",result="ack",topic="t"} 0.301',
+            f"inflight{{{member}}} 8.0",
+            f"lag{{{group.format(0)}}} 4.0",
+            f"leases_lost_total{{{owner}}} 1.0",
+            'length{partition="0",topic="t"} 10.0',
+            'length{partition="1",topic="t"} 11.0',
+            f"oldest_pending_age_seconds{{{group.format(0)}}} 1.5",
+            f"partitions_owned{{{member}}} 2.0",
+            'partitions_unowned{group="g",topic="t"} 1.0',
+            f"pending{{{group.format(0)}}} 3.0",
+            f"pending{{{group.format(1)}}} 0.0",
+            'produced_total{partition="0",topic="t"} 5.0',
+            f"rebalances_total{{{member}}} 1.0",
+            f"retries_total{{{owner}}} 2.0",
+            f"retry_depth{{{group.format(0)}}} 2.0",
+            f"retry_depth{{{group.format(1)}}} 0.0",
+        )
+    )
+
+
+def test_the_counters_of_a_partition_begin_at_zero() -> None:
+    """A rate needs a zero before the first dead letter."""
+    registry = CollectorRegistry()
+    group_metrics("t", "g", "c", registry).consumed(3, 1)
+    labels = {"topic": "t", "partition": "3", "group": "g", "consumer": "c"}
+    for what in ("acks", "claims", "dead_letters", "leases_lost", "retries"):
+        assert registry.get_sample_value(f"conquiet_topics_{what}_total", labels) == 0
+
+
+def test_partitions_operations_and_results_are_counted_apart() -> None:
+    registry = CollectorRegistry()
+    group = group_metrics("t", "g", "c", registry)
+    for partition, operation in itertools.product((0, 1), ("ack", "take")):
+        group.fenced(partition, operation, partition + 1)  # type: ignore[arg-type]
+    group.handled(0, "ack", [1])
+    group.handled(0, "retry", [1, 1])
+    group.handled(1, "ack", [1, 1, 1])
+    shown = [line for line in lines(registry) if "_fenced_" in line or "handle_seconds_count" in line]
+    assert [float(line.split()[-1]) for line in shown] == [1, 1, 2, 2, 1, 2, 3]
+
+
+def test_brokers_on_one_registry_share_the_families() -> None:
+    registry = CollectorRegistry()
+    for _ in range(2):
+        producer_metrics("t", registry).produced(0, 1)
+        group_metrics("t", "g", "c", registry).acked(0, 2, 0.1)
+    assert registry.get_sample_value("conquiet_topics_produced_total", {"topic": "t", "partition": "0"}) == 2
+    member = {"topic": "t", "group": "g", "consumer": "c"}
+    assert registry.get_sample_value("conquiet_topics_acks_total", {**member, "partition": "0"}) == 4
+    assert registry.get_sample_value("conquiet_topics_ack_seconds_count", member) == 2
+
+
+def test_threads_that_begin_together_share_the_families(
+    caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    for _ in range(20):
+        registry = CollectorRegistry()
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda _, r=registry: producer_metrics("t", r), range(8)))
+        for verbs in made:
+            verbs.produced(0, 1)
+        assert registry.get_sample_value("conquiet_topics_produced_total", {"topic": "t", "partition": "0"}) == 8
+    assert caplog.text == ""
+
+
+def test_a_registry_that_has_a_name_already_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    Counter("conquiet_topics_produced_total", "Somebody else's.", registry=registry)
+    verbs = producer_metrics("t", registry)
+    verbs.produced(0, 1)
+    verbs.duplicate(0, 1)
+    assert "metrics failed" in caplog.text
+    assert registry.get_sample_value("conquiet_topics_duplicates_total", {"topic": "t", "partition": "0"}) == 1
+
+
+ARGUMENTS: dict[str, Any] = {"partition": 0, "operation": "ack", "result": "ack"}
+VERBS = [
+    (make, name)
+    for make in (
+        lambda: producer_metrics("t", CollectorRegistry()),
+        lambda: group_metrics("t", "g", "c", CollectorRegistry()),
+    )
+    for name in vars(type(make()))
+    if not name.startswith("_")
+]
+
+
+@pytest.mark.parametrize(("make", "verb"), VERBS, ids=[name for _, name in VERBS])
+def test_no_verb_of_topics_raises(
+    make: Callable[[], object], verb: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    verbs = make()
+    for child in list(vars(verbs)):
+        monkeypatch.setattr(verbs, child, None)
+    method = getattr(verbs, verb)
+    method(*(ARGUMENTS.get(name, 1) for name in inspect.signature(method).parameters))
+    assert caplog.text.count("metrics failed") == 1
+
+
+@pytest.mark.parametrize("kind", [QueueMetrics, ProducerMetrics, GroupMetrics])
+def test_every_verb_is_guarded(kind: type) -> None:
+    verbs = [member for name, member in vars(kind).items() if not name.startswith("_")]
+    assert all(inspect.isfunction(verb) and hasattr(verb, "__wrapped__") and verb.__doc__ for verb in verbs)
+
+
+def test_what_is_not_a_number_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    group = group_metrics("t", "g", "c", registry)
+    group.inflight("many")  # type: ignore[arg-type]
+    group.consumed(0, -1)
+    assert caplog.text.count("metrics failed") == 2
+    assert 'conquiet_topics_inflight{consumer="c",group="g",topic="t"} 0.0' in lines(registry)
+
+
+# --- batches of durations ----------------------------------------------------------------------------
+
+
+def _samples(family: Metric) -> dict[tuple[str, str], float]:
+    return {
+        (sample.name.rpartition("_")[2], sample.labels.get("le", "")): sample.value
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_a_batch_counts_as_its_values_one_by_one() -> None:
+    """The histogram of the client is the oracle, with values on the bounds too."""
+    bounds = metrics._TOPICS_BUCKETS["handle_seconds"]
+    bulk = metrics._BulkHistogram("handle_seconds", bounds)
+    oracle = Histogram("oracle", "One by one.", [*OWNER, "result"], registry=None, buckets=bounds)
+    at = ("t", "0", "g", "c", "ack")
+    rng = random.Random(1)
+    for size in (0, 1, 2, 100, 1000):
+        values = [rng.choice([rng.expovariate(1), rng.expovariate(100), rng.choice(bounds), 1e6]) for _ in range(size)]
+        bulk.labels(*at)(values)
+        for value in values:
+            oracle.labels(*at).observe(value)
+    [found], [expected] = bulk.collect(), oracle.collect()
+    assert _samples(found) == pytest.approx(_samples(expected))
+    assert list(_samples(found))[-3:] == [("bucket", "+Inf"), ("count", ""), ("sum", "")]
+
+
+def test_the_values_of_many_threads_are_all_counted() -> None:
+    registry = CollectorRegistry()
+    with ThreadPoolExecutor(8) as pool:
+        for group in [group_metrics("t", "g", "c", registry) for _ in range(8)]:
+            for _ in range(50):
+                pool.submit(group.end_to_end, [0.01] * 20)
+    member = {"topic": "t", "group": "g", "consumer": "c"}
+    assert registry.get_sample_value("conquiet_topics_end_to_end_seconds_count", member) == 8000
+    assert registry.get_sample_value("conquiet_topics_end_to_end_seconds_bucket", {**member, "le": "0.01"}) == 8000
+
+
+def test_a_duration_below_zero_counts_as_none() -> None:
+    """A producer's clock may be ahead of the consumer's."""
+    registry = CollectorRegistry()
+    group_metrics("t", "g", "c", registry).end_to_end([-5.0, 2.0])
+    member = {"topic": "t", "group": "g", "consumer": "c"}
+    assert registry.get_sample_value("conquiet_topics_end_to_end_seconds_sum", member) == 2
+    assert registry.get_sample_value("conquiet_topics_end_to_end_seconds_bucket", {**member, "le": "0.001"}) == 1
+
+
+# --- gauges of consumers -----------------------------------------------------------------------------
+
+
+def test_a_forgotten_consumer_owns_nothing_and_keeps_its_counts() -> None:
+    registry = CollectorRegistry()
+    group = group_metrics("t", "g", "c", registry)
+    group.owned(4)
+    group.inflight(2)
+    group.consumed(0, 1)
+    group.forget()
+    group.forget()
+    group.owned(0)
+    assert not [line for line in lines(registry) if "_owned" in line or "_inflight" in line]
+    assert [line for line in lines(registry) if "_consumed_" in line]
+
+
+def test_the_gauges_of_consumers_of_one_name_are_added_up() -> None:
+    registry = CollectorRegistry()
+    old, new = (group_metrics("t", "g", "c", registry) for _ in range(2))
+    member = {"topic": "t", "group": "g", "consumer": "c"}
+    old.owned(4)
+    new.owned(3)
+    assert registry.get_sample_value("conquiet_topics_partitions_owned", member) == 7
+    old.forget()
+    assert registry.get_sample_value("conquiet_topics_partitions_owned", member) == 3
+
+
+# --- the collector -----------------------------------------------------------------------------------
+
+
+class Reads:
+    """Counts how often it is asked, and fails when told to."""
+
+    def __init__(self, *records: PartitionGauges | GroupPartitionGauges | GroupGauges) -> None:
+        self.count = 0
+        self.records = records
+        self.error: Exception | None = None
+
+    def __call__(self) -> Sequence[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+        self.count += 1
+        if self.error:
+            raise self.error
+        return self.records
+
+
+@pytest.mark.parametrize("auto_describe", [False, True])
+def test_to_register_a_collector_reads_nothing_and_a_scrape_reads_once(auto_describe: bool) -> None:
+    registry = CollectorRegistry(auto_describe=auto_describe)
+    read = Reads(*RECORDS)
+    collector = TopicsCollector(read, registry)
+    described = {family.name for family in collector.describe()}
+    assert read.count == 0
+    assert {family.name for family in registry.collect()} == described
+    assert read.count == 1
+
+
+def test_a_collector_can_be_collected_by_itself() -> None:
+    collector = TopicsCollector(Reads(PartitionGauges("t", 0, 10)), CollectorRegistry())
+    up, length = collector.collect()
+    assert [(family.name, family.samples[0].value) for family in (up, length)] == [
+        ("conquiet_topics_collector_up", 1),
+        ("conquiet_topics_length", 10),
+    ]
+
+
+def test_a_read_that_fails_breaks_no_scrape(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    producer_metrics("t", registry).produced(0, 1)
+    read = Reads(*RECORDS)
+    TopicsCollector(read, registry)
+    read.error = ConnectionError("Redis is away")
+    shown = lines(registry)
+    assert 'conquiet_topics_produced_total{partition="0",topic="t"} 1.0' in shown
+    assert [line for line in shown if "_total" not in line] == ["conquiet_topics_collector_up 0.0"]
+    assert "Redis is away" in caplog.text
+    read.error = None
+    assert "conquiet_topics_collector_up 1.0" in lines(registry)
+
+
+def test_a_record_that_cannot_be_shown_is_a_failure() -> None:
+    registry = CollectorRegistry()
+    TopicsCollector(Reads(PartitionGauges("t", 0, 1), PartitionGauges("t", 1, "many")), registry)  # type: ignore[arg-type]
+    assert lines(registry) == ["conquiet_topics_collector_up 0.0"]
+
+
+def test_a_closed_collector_is_not_asked_and_another_can_follow() -> None:
+    registry = CollectorRegistry()
+    read = Reads(*RECORDS)
+    collector = TopicsCollector(read, registry)
+    collector.close()
+    collector.close()
+    assert (lines(registry), read.count) == ([], 0)
+    TopicsCollector(read, registry)
+    assert "conquiet_topics_collector_up 1.0" in lines(registry)
+
+
+def test_collectors_of_one_registry_are_shown_together() -> None:
+    registry = CollectorRegistry()
+    one, two = Reads(PartitionGauges("t", 0, 1), PartitionGauges("t", 1, 1)), Reads(PartitionGauges("t", 1, 2))
+    TopicsCollector(one, registry)
+    TopicsCollector(two, registry)
+    assert lines(registry) == [
+        "conquiet_topics_collector_up 1.0",
+        'conquiet_topics_length{partition="0",topic="t"} 1.0',
+        'conquiet_topics_length{partition="1",topic="t"} 2.0',
+    ]
+    one.error = ConnectionError("away")
+    assert lines(registry) == [
+        "conquiet_topics_collector_up 0.0",
+        'conquiet_topics_length{partition="1",topic="t"} 2.0',
+    ]
