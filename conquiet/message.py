@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, final
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, cast, final
 
 from conquiet.errors import MalformedMessageError
 from conquiet.kit import codec
 
-__all__ = ["DATA", "QueueMessage"]
+__all__ = ["DATA", "EntryId", "Message", "Outgoing", "QueueMessage"]
 
 DATA: Final = b"data"
 """The one field of a queue's entries."""
@@ -101,3 +103,116 @@ class QueueMessage:
 
     def __repr__(self) -> str:
         return f"QueueMessage(stream={self._stream!r}, group={self._group!r}, id={self._id!r})"
+
+
+class EntryId(str):
+    """An entry's ID, ``ms-seq``, that also knows its ``partition``."""
+
+    partition: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __new__(cls, id: str, partition: int) -> Self:
+        """``id`` in ``partition``."""
+        entry = super().__new__(cls, id)
+        entry.partition = partition
+        return entry
+
+    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
+        return str(self), self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to be sent: its payload, and whatever else a single ``send`` takes."""
+
+    payload: Any
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+    message_id: str | None = None
+    max_retries: int | None = None
+    partition: int | None = None
+
+
+class Message:
+    """One delivery of a topic's message; read-only.
+
+    ``retry_count`` is 0 at the first delivery. ``original_id`` and ``replayed_from`` name the entry that a
+    requeued or replayed message began as, as ``partition/ms-seq``. ``epoch`` is the fencing token of the owner
+    that got the message: it only ever grows, so a store that remembers the highest one can refuse a stale owner.
+    """
+
+    # Slots and plain attributes: this is made for each message, and a frozen dataclass costs four times as much.
+    __slots__ = (
+        "_headers",
+        "epoch",
+        "fields",
+        "group",
+        "id",
+        "key",
+        "max_retries",
+        "partition",
+        "payload",
+        "replayed_from",
+        "retry_count",
+        "topic",
+    )
+
+    id: str
+    topic: str
+    partition: int
+    group: str
+    key: str | None
+    payload: Any
+    retry_count: int
+    max_retries: int | None
+    replayed_from: str | None
+    epoch: int
+    fields: Mapping[bytes, bytes]
+    _headers: dict[str, str] | None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the producer added, and ``partitionId``."""
+        headers = self._headers
+        if headers is None:
+            raw = self.fields.get(b"headers")
+            found: Any = codec.decode(raw) if raw else {}
+            if not isinstance(found, dict):
+                raise ValueError(f"its headers are a JSON {type(found).__name__}, not an object")
+            headers = cast("dict[str, str]", found)
+            headers["partitionId"] = str(self.partition)
+            self._headers = headers
+        return headers
+
+    @property
+    def timestamp(self) -> dt.datetime:
+        """When it was produced, by the producer's clock; by the server's if the entry does not tell."""
+        return dt.datetime.fromtimestamp(self.timestamp_ms / 1000, dt.UTC)
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The same in milliseconds since 1970."""
+        try:
+            return int(self.fields[b"timestamp"])
+        except (KeyError, ValueError):
+            return int(self.id.partition("-")[0])
+
+    @property
+    def original_id(self) -> str:
+        """The entry that this message was at first, ``partition/ms-seq``; itself unless it was requeued."""
+        raw = self.fields.get(b"originalMessageId")
+        return raw.decode() if raw is not None else f"{self.partition}/{self.id}"
+
+    @property
+    def message_id(self) -> str | None:
+        """The ID that the producer gave for de-duplication."""
+        raw = self.fields.get(b"messageId")
+        return None if raw is None else raw.decode()
+
+    @property
+    def raw(self) -> bytes:
+        """The payload as it is in Redis."""
+        return self.fields.get(b"payload", self.fields.get(DATA, b""))
+
+    def __repr__(self) -> str:
+        place = f"{self.topic!r}, partition={self.partition}, id={self.id!r}"
+        return f"{type(self).__name__}(topic={place}, key={self.key!r}, retry_count={self.retry_count})"

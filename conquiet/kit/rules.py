@@ -8,7 +8,7 @@ from typing import Final
 
 from conquiet.errors import ConfigError
 
-__all__ = ["integer", "number", "one_of", "seconds", "text"]
+__all__ = ["flag", "integer", "number", "one_of", "seconds", "text"]
 
 _LARGEST: Final = sys.float_info.max
 
@@ -17,6 +17,13 @@ def integer(what: str, value: object, *, least: int) -> int:
     """``value`` if it is an ``int`` (a bool is not) of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{what} must be an integer of at least {least}, not {value!r}")
+    return value
+
+
+def flag(what: str, value: object) -> bool:
+    """``value`` if it is a ``bool``."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} must be True or False, not {value!r}")
     return value
 
 

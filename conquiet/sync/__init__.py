@@ -6,48 +6,123 @@ by threads, survive ``fork`` and can be pickled. A handler is a plain function a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import conquiet as core
 from conquiet import (
     Address,
     BacklogStats,
+    Backoff,
+    BytesCodec,
+    Codec,
     ConfigError,
     ConquietError,
+    ConsistentHashPartitioner,
     DbFactory,
     DbTx,
+    DeadLetter,
+    DeadLetterPolicy,
+    EntryId,
+    GroupInfo,
+    GroupLostError,
+    GroupPartition,
+    HashPartitioner,
+    Health,
+    JsonCodec,
+    LeaseError,
+    LeaseLostError,
+    LegacyTopic,
     MalformedMessageError,
+    MemberInfo,
+    Message,
+    Outgoing,
+    Partitioner,
+    PartitionInfo,
     PayloadError,
+    PendingEntry,
+    PendingPage,
     QueueConfig,
     QueueError,
     QueueMessage,
+    Reject,
+    Retention,
+    Retry,
+    RetryPolicy,
+    SubscribeOptions,
+    TopicDefaults,
+    TopicFullError,
+    TopicInfo,
+    TypedCodec,
+    UnknownTopicError,
 )
+from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.signals import stop_on_signals
-from conquiet.sync._bridge import Facade, blocking, items, passing
+from conquiet.sync._bridge import Facade, Twin, blocking, items, passing
 from conquiet.sync._portal import call
+from conquiet.sync._topics import Delivery, admin_of, consume, subscribe
 from conquiet.sync._transaction import CallersFactory, callers_handler
+from conquiet.topics.codec import JSON
+from conquiet.topics.registry import TopicLike
 from conquiet.wire.address import AddressLike
 
 __all__ = [
     "Address",
+    "Admin",
     "BacklogStats",
+    "Backoff",
+    "Broker",
+    "BytesCodec",
+    "Codec",
     "ConfigError",
     "ConquietError",
+    "ConsistentHashPartitioner",
     "DbFactory",
     "DbTx",
+    "DeadLetter",
+    "DeadLetterPolicy",
+    "Delivery",
     "EmbeddedRedis",
+    "EntryId",
+    "GroupInfo",
+    "GroupLostError",
+    "GroupPartition",
+    "HashPartitioner",
+    "Health",
+    "JsonCodec",
+    "LeaseError",
+    "LeaseLostError",
+    "LegacyTopic",
     "MalformedMessageError",
+    "MemberInfo",
+    "Message",
+    "Messages",
+    "Outgoing",
+    "PartitionInfo",
+    "Partitioner",
     "PayloadError",
+    "PendingEntry",
+    "PendingPage",
     "QueueConfig",
     "QueueConsumer",
     "QueueError",
     "QueueMessage",
     "RedisStreamsQueue",
+    "Reject",
+    "Retention",
+    "Retry",
+    "RetryPolicy",
+    "SubscribeOptions",
+    "Subscription",
+    "TopicDefaults",
+    "TopicFullError",
+    "TopicInfo",
+    "TypedCodec",
+    "UnknownTopicError",
 ]
 
 _Tx = TypeVar("_Tx", bound=DbTx)
@@ -166,3 +241,204 @@ class QueueConsumer(Facade[core.QueueConsumer]):
         # Handlers can only be installed by the main thread, which the core does not run on.
         _, _, options = self._recipe
         return stop_on_signals(self.stop) if options["handle_signals"] else nullcontext()
+
+
+class Admin(Twin[core.Admin]):
+    __doc__ = core.Admin.__doc__
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(admin_of, broker)
+
+    list_topics = blocking(core.Admin.list_topics)
+    describe_topic = blocking(core.Admin.describe_topic)
+    list_groups = blocking(core.Admin.list_groups)
+    describe_group = blocking(core.Admin.describe_group)
+    pending = blocking(core.Admin.pending)
+    dead_letters = blocking(core.Admin.dead_letters)
+    replay = blocking(core.Admin.replay)
+    purge = blocking(core.Admin.purge)
+    grow = blocking(core.Admin.grow)
+    configure = blocking(core.Admin.configure)
+    trim = blocking(core.Admin.trim)
+    reset_group = blocking(core.Admin.reset_group)
+    delete_group = blocking(core.Admin.delete_group)
+    delete_topic = blocking(core.Admin.delete_topic)
+
+
+class Broker(Facade[core.Broker]):
+    __doc__ = core.Broker.__doc__
+
+    def __init__(
+        self,
+        client: AddressLike,
+        *,
+        namespace: str = "",
+        codec: Codec = JSON,
+        partitioner: Partitioner | None = None,
+        auto_create: TopicDefaults | None = None,
+        dedup_window: float = 600.0,
+        dedup_size: int = 100_000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(
+            core.Broker,
+            Address.of(client),
+            namespace=namespace,
+            codec=codec,
+            partitioner=partitioner,
+            auto_create=auto_create,
+            dedup_window=dedup_window,
+            dedup_size=dedup_size,
+            clock=clock,
+        )
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        *,
+        namespace: str = "",
+        codec: Codec = JSON,
+        partitioner: Partitioner | None = None,
+        auto_create: TopicDefaults | None = None,
+        dedup_window: float = 600.0,
+        dedup_size: int = 100_000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Self:
+        return cls(
+            url,
+            namespace=namespace,
+            codec=codec,
+            partitioner=partitioner,
+            auto_create=auto_create,
+            dedup_window=dedup_window,
+            dedup_size=dedup_size,
+            clock=clock,
+        )
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self)
+
+    open = blocking(core.Broker.open)
+    close = blocking(core.Broker.aclose)
+    create_topic = blocking(core.Broker.create_topic)
+    collector = passing(core.Broker.collector)
+    legacy = passing(core.Broker.legacy)
+    send = blocking(core.Broker.send)
+    send_batch = blocking(core.Broker.send_batch)
+
+    def subscribe(
+        self,
+        topic: TopicLike | Sequence[TopicLike],
+        *,
+        group: str,
+        handler: Callable[[Message], None] | Callable[[Sequence[Message]], Sequence[BaseException | None] | None],
+        options: SubscribeOptions | None = None,
+    ) -> Subscription:
+        return Subscription(self, topic, group=group, handler=handler, options=options)
+
+    def consume(
+        self, topic: TopicLike | Sequence[TopicLike], *, group: str, options: SubscribeOptions | None = None
+    ) -> Messages:
+        return Messages(self, topic, group=group, options=options)
+
+
+class Subscription(Facade[core.Subscription]):
+    __doc__ = core.Subscription.__doc__
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: TopicLike | Sequence[TopicLike],
+        *,
+        group: str,
+        handler: Callable[[Any], Any],
+        options: SubscribeOptions | None = None,
+    ) -> None:
+        super().__init__(subscribe, broker, topic, group=group, handler=handler, options=options)
+
+    @property
+    def consumer(self) -> str:
+        return self._core().consumer
+
+    @property
+    def owned(self) -> Mapping[str, tuple[int, ...]]:
+        return self._core().owned
+
+    @property
+    def inflight(self) -> int:
+        return self._core().inflight
+
+    @property
+    def paused(self) -> bool:
+        return self._core().paused
+
+    pause = passing(core.Subscription.pause)
+    resume = passing(core.Subscription.resume)
+    stop = passing(core.Subscription.stop)
+    health = passing(core.Subscription.health)
+    close = blocking(core.Subscription.aclose)
+
+    def wait(self) -> None:
+        with _stopping_on_signals(self):
+            call(self._core().wait)
+
+
+class Messages(Facade[core.Messages]):
+    __doc__ = core.Messages.__doc__
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: TopicLike | Sequence[TopicLike],
+        *,
+        group: str,
+        options: SubscribeOptions | None = None,
+    ) -> None:
+        super().__init__(consume, broker, topic, group=group, options=options)
+
+    @property
+    def consumer(self) -> str:
+        return self._core().consumer
+
+    @property
+    def owned(self) -> Mapping[str, tuple[int, ...]]:
+        return self._core().owned
+
+    @property
+    def inflight(self) -> int:
+        return self._core().inflight
+
+    @property
+    def paused(self) -> bool:
+        return self._core().paused
+
+    pause = passing(core.Messages.pause)
+    resume = passing(core.Messages.resume)
+    stop = passing(core.Messages.stop)
+    health = passing(core.Messages.health)
+    close = blocking(core.Messages.aclose)
+    wait = blocking(core.Messages.wait)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        delivery = self.next()
+        if delivery is None:
+            raise StopIteration
+        return delivery
+
+    def next(self, timeout: float | None = None) -> Delivery | None:
+        with _stopping_on_signals(self):
+            found = call(self._core().next, timeout)
+        assert found is None or isinstance(found, Delivery)
+        return found
+
+
+def _stopping_on_signals(consumer: Subscription | Messages) -> AbstractContextManager[None]:
+    # Handlers can only be installed by the main thread, which the core does not run on.
+    options: SubscribeOptions | None = consumer._recipe[2]["options"]  # type: ignore[assignment]
+    wanted = options is None or options.handle_signals
+    return stop_on_signals(consumer.stop) if wanted else nullcontext()

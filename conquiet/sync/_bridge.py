@@ -13,7 +13,7 @@ from conquiet.errors import ConquietError
 from conquiet.kit.loopthread import PRIVATE_LOOP, forks, outlive_fork
 from conquiet.sync._portal import call
 
-__all__ = ["Bridge", "Facade", "blocking", "items", "passing"]
+__all__ = ["Bridge", "Facade", "Twin", "blocking", "items", "passing"]
 
 C = TypeVar("C")
 CM = TypeVar("CM", bound=AbstractAsyncContextManager[Any])
@@ -22,8 +22,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Facade(Generic[CM]):
-    """A core object behind synchronous methods, with the core's own context manager.
+class Twin(Generic[T]):
+    """A core object behind synchronous methods.
 
     What is kept is the *recipe*, the core's class and arguments. It is what pickling carries, so a facade can
     be closed over by a Spark function; and a forked child builds its own core from it, leaving the parent's
@@ -33,9 +33,9 @@ class Facade(Generic[CM]):
     _core_is_inherited = False
     """Whether a forked child goes on with the parent's core, because it holds nothing that belongs to a loop."""
 
-    def __init__(self, build: Callable[..., CM], *args: object, **kwargs: object) -> None:
+    def __init__(self, build: Callable[..., T], *args: object, **kwargs: object) -> None:
         self._recipe = (build, args, kwargs)
-        self._built: tuple[CM, int] | None = None
+        self._built: tuple[T, int] | None = None
         self._core()  # bad arguments are the caller's to see now
 
     def __init_subclass__(cls) -> None:
@@ -46,7 +46,7 @@ class Facade(Generic[CM]):
             if isinstance(own, property | FunctionType) and not own.__doc__ and hasattr(core, name):
                 own.__doc__ = member.__doc__ = inspect.getdoc(getattr(core, name))
 
-    def _core(self) -> CM:
+    def _core(self) -> T:
         """The core object, built once in each process."""
         built = self._built
         if built is not None and (built[1] == forks() or self._core_is_inherited):
@@ -56,12 +56,23 @@ class Facade(Generic[CM]):
                 self._built = (self._build(), forks())
             return self._built[0]
 
-    def _build(self) -> CM:
+    def _build(self) -> T:
         build, args, kwargs = self._recipe
-        own: list[Any] = [cast("Facade[Any]", arg)._core() if isinstance(arg, Facade) else arg for arg in args]
+        own: list[Any] = [cast("Twin[Any]", arg)._core() if isinstance(arg, Twin) else arg for arg in args]
         core = build(*own, **kwargs)
         outlive_fork(core)
         return core
+
+    def __getstate__(self) -> object:
+        return self._recipe
+
+    def __setstate__(self, recipe: Any) -> None:
+        self._recipe = recipe
+        self._built = None
+
+
+class Facade(Twin[CM]):
+    """A core object behind synchronous methods, with the core's own context manager."""
 
     def __enter__(self) -> Self:
         call(self._core().__aenter__)
@@ -71,13 +82,6 @@ class Facade(Generic[CM]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         call(self._core().__aexit__, kind, error, trace)
-
-    def __getstate__(self) -> object:
-        return self._recipe
-
-    def __setstate__(self, recipe: Any) -> None:
-        self._recipe = recipe
-        self._built = None
 
 
 class Bridge:
@@ -119,12 +123,12 @@ class blocking(Bridge, Generic[C, P, R]):
     def __get__(self, instance: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
+    def __get__(self, instance: Twin[Any], owner: type) -> Callable[P, R]: ...
 
-    def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
+    def __get__(self, instance: Twin[Any] | None, owner: type) -> Self | Callable[P, R]:
         return self if instance is None else _Bound(self._run, instance)
 
-    def _run(self, instance: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
+    def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         # The core is looked up now and not when the method was bound: there may have been a fork in between.
         method: Callable[Concatenate[Any, P], Awaitable[R]] = self.method
         return call(method, instance._core(), *args, **kwargs)
@@ -140,12 +144,12 @@ class passing(Bridge, Generic[C, P, R]):
     def __get__(self, instance: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, instance: Facade[Any], owner: type) -> Callable[P, R]: ...
+    def __get__(self, instance: Twin[Any], owner: type) -> Callable[P, R]: ...
 
-    def __get__(self, instance: Facade[Any] | None, owner: type) -> Self | Callable[P, R]:
+    def __get__(self, instance: Twin[Any] | None, owner: type) -> Self | Callable[P, R]:
         return self if instance is None else _Bound(self._run, instance)
 
-    def _run(self, instance: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
+    def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         method: Callable[Concatenate[Any, P], R] = self.method
         return method(instance._core(), *args, **kwargs)
 

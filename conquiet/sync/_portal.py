@@ -14,16 +14,16 @@ from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 from conquiet.errors import ConfigError, ConquietError
 from conquiet.kit.loopthread import PRIVATE_LOOP
 
-__all__ = ["call", "on_caller", "plain"]
+__all__ = ["Errand", "Inbox", "call", "current_inbox", "on_caller", "plain"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE: Final = 5.0
 _ASYNC: Final = "{} must be a plain function, not an async one: those belong to the asynchronous API"
-_Inbox: TypeAlias = "SimpleQueue[_Errand | _Call[Any]]"
+Inbox: TypeAlias = "SimpleQueue[Errand | _Call[Any]]"
 
-_inbox: ContextVar[_Inbox] = ContextVar("conquiet_caller")
+_inbox: ContextVar[Inbox] = ContextVar("conquiet_caller")
 
 
 def call(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,7 +55,7 @@ class _Call(Generic[R]):
 
     def __init__(self, function: Callable[[], Awaitable[R]]) -> None:
         self._function = function
-        self._inbox: _Inbox = SimpleQueue()
+        self._inbox: Inbox = SimpleQueue()
         self._context = copy_context()
         self._context.run(_inbox.set, self._inbox)
         self._task: asyncio.Task[None] | None = None
@@ -112,11 +112,16 @@ def on_caller(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     """
 
     async def run_on_caller(*args: P.args, **kwargs: P.kwargs) -> R:
-        errand: _Errand = _Errand(lambda: function(*args, **kwargs))
+        errand: Errand = Errand(lambda: function(*args, **kwargs))
         _inbox.get().put(errand)
         return cast("R", await errand.done)
 
     return run_on_caller
+
+
+def current_inbox() -> Inbox:
+    """Where errands go that the thread behind the running call is to do."""
+    return _inbox.get()
 
 
 def _not_awaitable(result: R) -> R:
@@ -134,7 +139,7 @@ def plain(what: str, function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-class _Errand:
+class Errand:
     """Something to be run on the calling thread.
 
     Ctrl-C during it is no answer for the coroutine: it ends the waiting call, which cancels the coroutine.
@@ -146,6 +151,7 @@ class _Errand:
         self.done: asyncio.Future[Any] = self.loop.create_future()
 
     def run(self) -> None:
+        """Do it, and tell the coroutine how it went."""
         try:
             result = _not_awaitable(self.work())
         except Exception as error:

@@ -72,6 +72,13 @@ class Link:
             self.refuse(key, error)
         return replies
 
+    async def home(self, key: str) -> Endpoint:
+        """The node that holds ``key`` now; what lives there can share a write and a wait."""
+        try:
+            return await self._locate(key)
+        except _FAILURES as error:
+            self.refuse(key, error)
+
     async def wait(self, key: str, command: bytes, seconds: float, interrupt: Interrupt) -> Reply | None:
         """The reply to a command that blocks for up to ``seconds``; ``None`` also when interrupted."""
         try:

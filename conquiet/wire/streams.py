@@ -6,7 +6,7 @@ that a user may pass. A newer command with a better shape would enter here and n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -24,6 +24,7 @@ __all__ = [
     "pending_of",
     "pending_summary_of",
     "read_entries_of",
+    "streams_of",
     "xack",
     "xadd",
     "xadd_head",
@@ -34,6 +35,7 @@ __all__ = [
     "xpending",
     "xpending_summary",
     "xrange_one",
+    "xread",
     "xreadgroup",
 ]
 
@@ -67,6 +69,11 @@ def xgroup_create(stream: str, group: str, start: str) -> bytes:
 def xreadgroup(stream: str, group: str, consumer: str, *, count: int, block_ms: int) -> bytes:
     """Take up to ``count`` entries that the group has not seen, waiting up to ``block_ms`` for the first."""
     return pack(*("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, ">"))
+
+
+def xread(streams: Mapping[str, str], *, block_ms: int) -> bytes:
+    """Wait up to ``block_ms`` until one of ``streams`` has an entry after the ID given for it; no side effect."""
+    return pack("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams, *streams.values())
 
 
 def xack(stream: str, group: str, ids: Iterable[str]) -> bytes:
@@ -125,6 +132,11 @@ class PendingSummary:
     first_id: str | None
     last_id: str | None
     consumers: tuple[tuple[str, int], ...]
+
+
+def streams_of(reply: Reply) -> list[str]:
+    """The streams that an ``XREAD`` found something in."""
+    return [stream.decode() for stream, _ in reply or ()]
 
 
 def read_entries_of(reply: Reply) -> Sequence[Entry]:

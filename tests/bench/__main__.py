@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tests.bench import queue
+from tests.bench import queue, topics
 from tests.bench.report import Section, write
 
-SUITES = {"queue": queue.run}
+SUITES = {"queue": queue.run, "topics": topics.run}
 
 
 def main(names: list[str]) -> None:

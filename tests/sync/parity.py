@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, get_args, get_type_hints
 
-from conquiet.sync._bridge import Bridge, Facade, blocking, passing
+from conquiet.sync._bridge import Bridge, Facade, Twin, blocking, passing
 from conquiet.wire import address
 
 __all__ = ["Freedom", "drift"]
@@ -36,6 +36,8 @@ class Freedom:
     """``Class.method.parameter``, and how it is annotated in the core and in the facade."""
     twins: Mapping[object, object] = field(default_factory=dict[object, object])
     """Core classes that stand in annotations, and the facades that stand there instead."""
+    made_by_others: frozenset[str] = frozenset()
+    """Classes that users get from another object and never make, so that it does not matter how."""
 
 
 def drift(core: type, facade: type, freedom: Freedom) -> list[str]:
@@ -59,8 +61,9 @@ class _Check:
         for name in sorted(expected.keys() & found):
             for problem in self._compare(name, expected[name]):
                 yield f"{name}: {problem}"
-        for problem in self._compare_plain("__init__", self.core.__init__, self.facade.__init__):  # type: ignore[misc]
-            yield f"__init__: {problem}"
+        if self.core.__name__ not in self.freedom.made_by_others:
+            for problem in self._compare_plain("__init__", self.core.__init__, self.facade.__init__):  # type: ignore[misc]
+                yield f"__init__: {problem}"
 
     def _renamed(self, name: str) -> str:
         return self.freedom.renames.get(name, _SYNC_NAMES.get(name, name))
@@ -134,10 +137,14 @@ def _compare_bridge(core: Any, facade: Bridge) -> Iterator[str]:
 
 def _public(owner: type) -> set[str]:
     """What users see of a class, its operators included, wherever in its ancestry it comes from."""
-    names = {name for ancestor in owner.__mro__ if ancestor not in (object, Facade, Generic) for name in vars(ancestor)}
+    names = {
+        name for ancestor in owner.__mro__ if ancestor not in (object, Facade, Twin, Generic) for name in vars(ancestor)
+    }
     visible = {name for name in names if not name.startswith("_") or (name.endswith("__") and name not in _EVERY_CLASS)}
+    if issubclass(owner, Twin):
+        visible |= {name for name in vars(Twin) if not name.startswith("_")}
     if issubclass(owner, Facade):
-        visible |= {name for name in vars(Facade) if not name.startswith("_")} | {"__enter__", "__exit__"}
+        visible |= {"__enter__", "__exit__"}
     return visible
 
 

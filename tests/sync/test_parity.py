@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -13,10 +13,12 @@ import pytest
 import conquiet
 import conquiet.sync
 from conquiet.sync._bridge import Facade, blocking, items, passing
+from conquiet.topics.handling import BatchHandler, Handler
 from tests.sync.parity import Freedom, drift
 
 SHARED: Final = [name for name in conquiet.__all__ if getattr(conquiet, name) is getattr(conquiet.sync, name)]
 PAIRED: Final = [name for name in conquiet.__all__ if name not in SHARED]
+FACADES: Final = [name for name in PAIRED if name != "Delivery"]  # which is a subclass, not a facade
 
 _Tx = TypeVar("_Tx", bound=conquiet.DbTx)
 
@@ -29,7 +31,15 @@ FREEDOM: Final = Freedom(
             Callable[[conquiet.QueueMessage, _Tx], None],
         ),
         "QueueConsumer.iter_messages.return": (AsyncIterator[conquiet.QueueMessage], Iterator[conquiet.QueueMessage]),
+        "Broker.subscribe.handler": (
+            Handler | BatchHandler,
+            Callable[[conquiet.Message], None]
+            | Callable[[Sequence[conquiet.Message]], Sequence[BaseException | None] | None],
+        ),
+        "Messages.__iter__.return": (AsyncIterator[conquiet.Delivery], Self),
+        "Messages.next.return": (conquiet.Delivery | None, conquiet.sync.Delivery | None),
     },
+    made_by_others=frozenset({"Admin", "Messages", "Subscription"}),
     twins={getattr(conquiet, name): getattr(conquiet.sync, name) for name in PAIRED},
 )
 
@@ -47,12 +57,28 @@ def test_every_name_is_there_and_documented(name: str) -> None:
 
 
 def test_what_has_a_facade() -> None:
-    assert PAIRED == ["EmbeddedRedis", "QueueConsumer", "RedisStreamsQueue"]
+    assert [
+        *("Admin", "Broker", "Delivery", "EmbeddedRedis", "Messages", "QueueConsumer", "RedisStreamsQueue"),
+        "Subscription",
+    ] == PAIRED
 
 
-@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize("name", FACADES)
 def test_a_facade_is_its_core_without_await(name: str) -> None:
     assert drift(getattr(conquiet, name), getattr(conquiet.sync, name), FREEDOM) == []
+
+
+@pytest.mark.parametrize("name", ["ack", "reject", "retry"])
+def test_a_delivery_is_settled_without_await(name: str) -> None:
+    core, plain = getattr(conquiet.Delivery, name), getattr(conquiet.sync.Delivery, name)
+    assert inspect.iscoroutinefunction(core)
+    assert not inspect.iscoroutinefunction(plain)
+    assert inspect.signature(core) == inspect.signature(plain)
+
+
+def test_a_delivery_has_nothing_else_to_await() -> None:
+    awaited = {name for name in dir(conquiet.Delivery) if inspect.iscoroutinefunction(getattr(conquiet.Delivery, name))}
+    assert awaited == {"ack", "reject", "retry"}
 
 
 @pytest.mark.parametrize("name", PAIRED)

@@ -1,0 +1,226 @@
+"""The way into topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakSet
+
+from conquiet.errors import ConfigError
+from conquiet.kit import rules
+from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.message import EntryId, Outgoing
+from conquiet.metrics import TopicsCollector
+from conquiet.topics.admin import Admin
+from conquiet.topics.codec import JSON, Codec
+from conquiet.topics.handling import BatchHandler, Handler
+from conquiet.topics.observation import Collector
+from conquiet.topics.options import Retention, SubscribeOptions, TopicDefaults
+from conquiet.topics.partitioner import Partitioner
+from conquiet.topics.producer import Producer
+from conquiet.topics.registry import LegacyTopic, Registry, TopicLike, checked_topic
+from conquiet.topics.site import Site
+from conquiet.topics.subscription import Messages, Subscription
+from conquiet.wire.address import Address, AddressLike
+from conquiet.wire.keys import Keys, name
+from conquiet.wire.link import Link
+from conquiet.wire.streams import pack
+
+__all__ = ["Broker"]
+
+_C = TypeVar("_C", bound=Subscription | Messages)
+
+
+class Broker:
+    """Topics at one Redis: create them, send to them, consume them, look after them.
+
+    ``client`` is a URL, an address, or a ``redis.asyncio`` client (standalone, Sentinel or Cluster) of which only
+    the settings are used. ``namespace`` keeps instances apart that share a server; ``partitioner`` replaces the one
+    that a topic was created with; ``auto_create`` makes unknown topics on first use.
+    """
+
+    def __init__(
+        self,
+        client: AddressLike,
+        *,
+        namespace: str = "",
+        codec: Codec = JSON,
+        partitioner: Partitioner | None = None,
+        auto_create: TopicDefaults | None = None,
+        dedup_window: float = 600.0,
+        dedup_size: int = 100_000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        for method in ("encode", "decode"):
+            if not callable(getattr(codec, method, None)):
+                raise ConfigError(f"codec must have a method {method}, not be {codec!r}")
+        if auto_create is not None and not isinstance(auto_create, TopicDefaults):
+            raise ConfigError(f"auto_create must be TopicDefaults, not {auto_create!r}")
+        if not isinstance(clock, Clock):
+            raise ConfigError(f"clock must be a Clock, not {clock!r}")
+        self._site = Site(Link(Address.of(client)), Keys(namespace), clock)
+        self._codec = codec
+        self._registry = Registry(self._site, auto_create)
+        self._producer = Producer(self._site, self._registry, codec, partitioner, dedup_window, dedup_size)
+        self._admin = Admin(self._site, self._registry)
+        self._consumers: WeakSet[Subscription | Messages] = WeakSet()
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        *,
+        namespace: str = "",
+        codec: Codec = JSON,
+        partitioner: Partitioner | None = None,
+        auto_create: TopicDefaults | None = None,
+        dedup_window: float = 600.0,
+        dedup_size: int = 100_000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Self:
+        """A broker at ``url``; ``async with`` checks that the server answers and closes everything at the end."""
+        return cls(
+            url,
+            namespace=namespace,
+            codec=codec,
+            partitioner=partitioner,
+            auto_create=auto_create,
+            dedup_window=dedup_window,
+            dedup_size=dedup_size,
+            clock=clock,
+        )
+
+    @property
+    def admin(self) -> Admin:
+        """Looking at topics and groups, and changing them."""
+        return self._admin
+
+    def collector(self, topics: Sequence[str] | None = None, *, most_partitions: int = 1000) -> TopicsCollector:
+        """Show what only Redis knows (lengths, lag, pending, owners) to Prometheus' default registry from now on.
+
+        Of ``topics``, or of all; no more than ``most_partitions`` are looked at for one scrape. ``close`` ends it.
+        """
+        rules.integer("most_partitions", most_partitions, least=1)
+        names = None if topics is None else [name("topic", topic) for topic in topics]
+        return Collector(self._site, names, most_partitions)
+
+    async def open(self) -> None:
+        """Check that the server answers."""
+        key = self._site.keys.registry
+        await self._site.link.call(key, pack("SCARD", key))
+
+    async def aclose(self) -> None:
+        """Stop and leave with every consumer that is still there, then close the connections."""
+        for consumer in list(self._consumers):
+            await consumer.aclose()
+        await self._site.link.aclose()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        retention: Retention | None = None,
+        partitioner: str = "murmur2",
+        adopt: bool = False,
+    ) -> None:
+        """Make a topic; nothing happens if it exists as asked for, ``ConfigError`` if it exists otherwise.
+
+        Where a plain stream lies under that name, readers of it would not see the new topic's messages: that is
+        refused unless ``adopt`` says that it is meant. The stream stays, and ``legacy`` reads it.
+        """
+        retention = Retention() if retention is None else retention
+        if not isinstance(retention, Retention):
+            raise ConfigError(f"retention must be a Retention, not {retention!r}")
+        if not adopt:
+            found = await self._registry.look_up(topic)
+            if found is not None and found.legacy:
+                raise ConfigError(f"{topic!r} is a stream already: adopt=True makes a topic of that name beside it")
+        await self._registry.create(topic, partitions, retention, partitioner)
+
+    def legacy(self, stream: str) -> LegacyTopic:
+        """The stream under any key as a topic of one partition, in the format of ``RedisStreamsQueue``."""
+        return LegacyTopic(stream)
+
+    async def send(
+        self,
+        topic: TopicLike,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        max_retries: int | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+    ) -> EntryId:
+        """Append a message; its ID, once Redis has it.
+
+        Messages of one ``key`` keep their order. ``message_id`` makes a repeated send harmless: within the window
+        of the broker it gives the ID of the first one. ``delay`` holds it back for so many seconds. After a
+        ``QueueError`` of a lost connection the message may or may not be there; it is there at most once.
+        """
+        message = Outgoing(payload, key, headers, message_id, max_retries, partition)
+        return await self._producer.send(topic, message, delay)
+
+    async def send_batch(self, topic: TopicLike, messages: Iterable[Outgoing]) -> list[EntryId]:
+        """Append messages, one round trip for each few hundred of a partition; their IDs.
+
+        All are checked before the first is sent, and those of one partition keep their order. It is not one
+        transaction: when Redis fails on the way the ``QueueError`` says in ``entry_ids`` which were written.
+        """
+        return await self._producer.send_batch(topic, messages)
+
+    def subscribe(
+        self,
+        topic: TopicLike | Sequence[TopicLike],
+        *,
+        group: str,
+        handler: Handler | BatchHandler,
+        options: SubscribeOptions | None = None,
+    ) -> Subscription:
+        """A consumer that calls ``handler`` for each message of one or more topics; ``async with`` starts it."""
+        return self._consumer(Subscription, topic, group, options, handler=handler)
+
+    def consume(
+        self,
+        topic: TopicLike | Sequence[TopicLike],
+        *,
+        group: str,
+        options: SubscribeOptions | None = None,
+    ) -> Messages:
+        """A consumer to pull messages from; ``async with`` starts it."""
+        return self._consumer(Messages, topic, group, options)
+
+    def _consumer(
+        self,
+        kind: Callable[..., _C],
+        topic: TopicLike | Sequence[TopicLike],
+        group: str,
+        options: SubscribeOptions | None,
+        **more: Any,
+    ) -> _C:
+        topics = [topic] if isinstance(topic, str | LegacyTopic) else topic
+        if not isinstance(topics, Sequence):
+            raise ConfigError(f"topic must be a name, a legacy stream or a sequence of these, not {topic!r}")
+        topics = [checked_topic(one) for one in topics]
+        options = SubscribeOptions() if options is None else options
+        if not isinstance(options, SubscribeOptions):
+            raise ConfigError(f"options must be SubscribeOptions, not {options!r}")
+        found = kind(self._site, self._registry, self._codec, topics, group, options, **more)
+        self._consumers.add(found)
+        return found

@@ -1,0 +1,329 @@
+"""What was taken and what becomes of it: every exchange with the server, and what its answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from conquiet.kit.policy import Backoff
+from conquiet.metrics import Operation
+from conquiet.topics.delivery import Delivery
+from conquiet.topics.exchange import Exchanges, Kind, Step, Taken
+from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.partition import Partition, kind_of
+from conquiet.topics.retry import Bury, Done, Outcome, Park, judge, reject
+from conquiet.topics.site import Site
+from conquiet.wire.parser import Reply
+
+__all__ = ["AFTER_ERROR", "Desk", "Hands"]
+
+_log = logging.getLogger("conquiet.topics")
+
+AFTER_ERROR: Final = Backoff(base=0.05, cap=2.0)
+"""How long to wait before a server that failed is asked again."""
+_SUSPICIOUS: Final = 3
+_OPERATIONS: Final[Mapping[Kind, Operation]] = {"park": "retry", "requeue": "retry", "bury": "dead_letter"}
+
+
+class Hands(Protocol):
+    """Whoever handles what is ready."""
+
+    finishes: bool
+    """Whether it is worth waiting, at the end, for what is being handled."""
+
+    def wake(self) -> None:
+        """There may be something ready."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop at once."""
+        ...
+
+
+class Watcher(Protocol):
+    """Whoever acts on what the desk learns."""
+
+    def settled(self, partition: Partition) -> None:
+        """Something waits to be written."""
+        ...
+
+    def suspects(self, partition: Partition) -> None:
+        """There are entries to be handled alone, or the last one was."""
+        ...
+
+    def lost(self, partition: Partition) -> None:
+        """The lease of a partition is somebody else's."""
+        ...
+
+    def no_group(self, partition: Partition) -> None:
+        """The server does not know the group any more."""
+        ...
+
+
+class Desk:
+    """The deliveries of all owned partitions, from being taken to being settled.
+
+    Answers are applied in the order in which they come; a call whose answer never came is sent again, and what it
+    may have taken is found on the pending list.
+    """
+
+    def __init__(self, site: Site, exchanges: Exchanges, options: SubscribeOptions, watcher: Watcher) -> None:
+        self.ready: deque[Delivery] = deque()
+        self.partitions: dict[str, Partition] = {}
+        self.hands: Hands | None = None
+        self.letters = asyncio.Event()
+        """Set when dead letters wait to be forwarded."""
+        self.errors = 0
+        """Failures of exchanges since the last that succeeded."""
+        self._site = site
+        self._exchanges = exchanges
+        self._options = options
+        self._watcher = watcher
+
+    def wake_hands(self) -> None:
+        """Let what is ready be handled."""
+        if self.ready and self.hands is not None:
+            self.hands.wake()
+
+    # --- settling -------------------------------------------------------------------------------------------
+
+    def finished(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None:
+        """A handler is done with a delivery."""
+        partition = delivery.owner
+        options = self._options
+        outcome: Outcome = Done() if error is None else judge(error, delivery, options.retry, options.dead_letter)
+        result = kind_of(outcome)
+        partition.timings.setdefault(result, []).append(seconds)
+        if partition.lease.lost:
+            partition.metrics.fenced(partition.index, result, 1)
+            return
+        if error is not None:
+            self._log_failure(delivery, error, result)
+        self._settle(delivery, outcome)
+
+    async def settle_by_hand(self, delivery: Delivery, error: Exception | None) -> None:
+        """Settle a pulled message; returns when Redis has it."""
+        delivery.confirmed = asyncio.get_running_loop().create_future()
+        self.finished(delivery, error, 0.0)
+        await delivery.confirmed
+
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        partition = delivery.owner
+        delivery.settled = True
+        partition.leaving.add(delivery.id)
+        if isinstance(outcome, Done):
+            partition.acks.append(delivery)
+            partition.finish(delivery, parked=False)
+        else:
+            partition.failed.append((delivery, outcome))
+            if not partition.blocks:
+                partition.finish(delivery, parked=isinstance(outcome, Park))
+        if delivery.alone:
+            self._watcher.suspects(partition)
+        self._watcher.settled(partition)
+        self.wake_hands()
+
+    def _log_failure(self, delivery: Delivery, error: BaseException, result: str) -> None:
+        _log.warning(
+            "topic %r, partition %d, group %r, message %s, attempt %d: %s (%s)",
+            *(delivery.topic, delivery.partition, delivery.group, delivery.id, delivery.retry_count + 1),
+            *(result, type(error).__name__),
+        )
+
+    # --- an exchange --------------------------------------------------------------------------------------------
+
+    async def exchange(self, steps: Sequence[Step]) -> None:
+        """Send ``steps``, which are for one node, in one write, and act on the answers."""
+        started = time.perf_counter()
+        try:
+            replies = await self._site.run_many(steps[0].partition.stream, [step.call for step in steps])
+        except BaseException:
+            for step in steps:
+                self._torn(step)
+            raise
+        seconds = time.perf_counter() - started
+        self.errors = 0
+        for step, reply in zip(steps, replies, strict=True):
+            if isinstance(reply, Exception):
+                self._torn(step)
+                self._refused(step.partition, reply)
+            else:
+                self._answered(step, reply, seconds)
+        self.wake_hands()
+
+    def _torn(self, step: Step) -> None:
+        """No answer: whether it was done is not known, so it is asked again, and the pending list is read again."""
+        part = step.partition
+        part.sending -= step.carried
+        part.acks[:0] = step.acks
+        part.failed[:0] = step.failed
+        if step.kind in ("take", "takeover") and step.asked and part.page is None:
+            part.page = "-"
+
+    def _refused(self, part: Partition, error: Exception) -> None:
+        part.ask_at = self._site.clock.monotonic() + AFTER_ERROR.delay(part.failures)
+        part.failures = min(part.failures + 1, 10)
+        if "NOGROUP" in str(error):
+            self._watcher.no_group(part)
+        else:
+            _log.error("%r at %s refused: %s", part.stream, self._site.link.address, error)
+
+    def _answered(self, step: Step, reply: Reply, seconds: float) -> None:
+        part = step.partition
+        part.sending -= step.carried
+        answer: list[Reply] = [reply] if step.kind == "suspect" else reply
+        if not answer[0]:
+            self._fenced(step)
+            return
+        part.failures = 0
+        if step.kind == "take":
+            self._acknowledged(step, answer[1], seconds)
+            self._took(step, answer)
+        elif step.kind == "takeover":
+            self._took_over(part, answer)
+        elif step.kind != "suspect":
+            self._wrote_failures(step)
+        self._flush_timings(part)
+        if not part.held and not part.leaving:
+            part.settled.set()
+
+    def _fenced(self, step: Step) -> None:
+        part = step.partition
+        operation: Operation = _OPERATIONS.get(step.kind, "take")
+        if step.acks:
+            part.metrics.fenced(part.index, "ack", len(step.acks))
+        if step.failed or not step.acks:
+            part.metrics.fenced(part.index, operation, max(len(step.failed), 1))
+        self.refuse([*step.acks, *(delivery for delivery, _ in step.failed)], part)
+        if not part.lease.lost:
+            part.lease.lost = True
+            self._watcher.lost(part)
+
+    def refuse(self, deliveries: Iterable[Delivery], part: Partition) -> None:
+        """Tell whoever waits for a settlement that the partition has another owner."""
+        for delivery in deliveries:
+            delivery.settled = True
+            if delivery.confirmed is not None and not delivery.confirmed.done():
+                delivery.confirmed.set_exception(part.lost_error(delivery))
+
+    def _acknowledged(self, step: Step, count: int, seconds: float) -> None:
+        part = step.partition
+        if not step.acks:
+            return
+        now = time.time() * 1000
+        part.metrics.acked(part.index, count, seconds)
+        part.metrics.end_to_end([(now - delivery.timestamp_ms) / 1000 for delivery in step.acks if delivery.timed])
+        for delivery in step.acks:
+            self._confirm(delivery)
+
+    def _wrote_failures(self, step: Step) -> None:
+        part = step.partition
+        if step.kind == "bury":
+            part.outbox = True
+            self.letters.set()
+            part.metrics.dead_lettered(part.index, len(step.failed))
+        else:
+            part.metrics.retried(part.index, len(step.failed))
+        for delivery, outcome in step.failed:
+            if part.blocks and delivery.id in part.held:
+                part.finish(delivery, parked=isinstance(outcome, Park))
+            if isinstance(outcome, Park):
+                part.due_in(outcome.delay, self._site.clock.monotonic())
+            self._confirm(delivery)
+        if part.reader is not None:
+            part.reader.wake()  # it may wait for longer than the first of these
+
+    def _confirm(self, delivery: Delivery) -> None:
+        delivery.owner.leaving.discard(delivery.id)
+        if delivery.confirmed is not None and not delivery.confirmed.done():
+            delivery.confirmed.set_result(None)
+
+    # --- what was taken -------------------------------------------------------------------------------------
+
+    def _took(self, step: Step, reply: Sequence[Reply]) -> None:
+        part = step.partition
+        _, _, fresh, due, next_due, ghosts = reply
+        now = self._site.clock.monotonic()
+        part.due_at = now + next_due / 1000 if next_due >= 0 else None
+        if ghosts:
+            self._note_ghosts(part, ghosts)
+        if step.fresh:
+            part.hot = bool(fresh)
+            if not fresh:
+                part.cold_at = now
+        if part.is_leaving:
+            return  # it stays pending, and the next owner takes it over in order
+        for taken in self._exchanges.due(part, due):
+            self._admit(part, taken, part.admit_due)
+        if fresh:
+            part.last_id = fresh[-1][0].decode()
+            part.taken += len(fresh)
+            part.metrics.consumed(part.index, len(fresh))
+            for taken in self._exchanges.fresh(part, fresh):
+                self._admit(part, taken, part.admit)
+
+    def _took_over(self, part: Partition, reply: Sequence[Reply]) -> None:
+        _, page, entries, ghosts, last = reply
+        if ghosts:
+            self._note_ghosts(part, ghosts)
+        if part.is_leaving:
+            return
+        found = [taken for taken in self._exchanges.taken_over(part, entries) if not part.has(taken.delivery.id)]
+        others = sum(taken.was_others for taken in found)
+        if others:
+            part.metrics.claimed(part.index, others)
+        part.suspicious |= any(taken.delivery.crashes >= _SUSPICIOUS for taken in found)
+        for taken in found:
+            self._admit_again(part, taken)
+        part.page = page.decode() or None
+        if part.page is None:
+            part.crashed = part.running = ""
+            part.last_id = last.decode()
+            part.hot = True
+            if part.parked:
+                part.due_in(0.0, self._site.clock.monotonic())  # the next take tells when the first is due
+            part.suspicious = False
+        if part.careful:
+            self._watcher.suspects(part)
+
+    def _admit_again(self, part: Partition, taken: Taken) -> None:
+        delivery = taken.delivery
+        if delivery.crashes >= self._options.max_crashes:
+            self._bury_at_once(delivery, Bury(delivery.crashes, "crash loop"))
+        elif taken.parked_until is not None:
+            part.admit_parked(delivery)
+        elif delivery.id in part.parked:  # it was due, and the answer that brought it was lost
+            self._admit(part, taken, part.admit_due)
+        else:
+            self._admit(part, taken, part.admit_careful if part.suspicious else part.admit)
+
+    def _admit(self, part: Partition, taken: Taken, admit: Callable[[Delivery], None]) -> None:
+        if taken.is_foreign:
+            taken.delivery.timed = False
+            part.leaving.add(taken.delivery.id)
+            part.acks.append(taken.delivery)
+        elif taken.malformed is not None:
+            self._bury_at_once(taken.delivery, reject("malformed", taken.malformed, 0, self._options.dead_letter))
+        else:
+            admit(taken.delivery)
+
+    def _bury_at_once(self, delivery: Delivery, outcome: Bury) -> None:
+        _log.error(
+            "topic %r, partition %d, group %r, message %s: %s",
+            *(delivery.topic, delivery.partition, delivery.group, delivery.id, outcome.reason),
+        )
+        delivery.owner.leaving.add(delivery.id)
+        delivery.owner.failed.append((delivery, outcome))
+
+    def _note_ghosts(self, part: Partition, count: int) -> None:
+        _log.warning("%r: %d pending IDs have no entry any more", part.stream, count)
+        part.metrics.ghosts(part.index, count)
+
+    def _flush_timings(self, part: Partition) -> None:
+        timings, part.timings = part.timings, {}
+        for result, seconds in timings.items():
+            part.metrics.handled(part.index, result, seconds)

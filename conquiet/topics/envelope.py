@@ -1,0 +1,139 @@
+"""A message as a stream entry: which fields it has, and how they are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from conquiet.errors import ConfigError, MalformedMessageError, PayloadError
+from conquiet.kit import codec as json
+from conquiet.kit import rules
+from conquiet.message import DATA, Message, Outgoing
+from conquiet.topics.codec import Codec
+
+__all__ = ["LARGEST", "fields_of", "fill", "fill_blank", "only_group"]
+
+LARGEST: Final = 512 << 20  # Redis' own limit for one value
+_RESERVED: Final = "partitionId"
+
+
+def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[bytes | str | int]:
+    """The entry's fields and values in turn. Refuses whatever would not come back as it was given."""
+    payload = codec.encode(message.payload)
+    if len(payload) > LARGEST:
+        raise PayloadError("$", f"is {len(payload)} bytes encoded, but Redis takes {LARGEST} at most")
+    if legacy:
+        return [DATA, _legacy(message, payload)]
+    fields: list[bytes | str | int] = [b"payload", payload, b"timestamp", int(time.time() * 1000)]
+    if message.key is not None:
+        fields += (b"key", _text("key", message.key))
+    if message.headers is not None and (headers := _headers(message.headers)):
+        fields += (b"headers", headers)
+    if message.message_id is not None:
+        fields += (b"messageId", rules.text("message_id", message.message_id))
+    if message.max_retries is not None:
+        fields += (b"maxRetries", rules.integer("max_retries", message.max_retries, least=0))
+    if codec.name != "json":
+        fields += (b"codec", codec.name)
+    return fields
+
+
+def fill(
+    message: Message, topic: str, partition: int, group: str, epoch: int, id: str, raw: Sequence[bytes], codec: Codec
+) -> None:
+    """Make ``message`` the one that an entry holds; ``MalformedMessageError`` if it holds none."""
+    fill_blank(message, topic, partition, group, epoch, id, raw)
+    fields = message.fields
+    try:
+        message.payload = _payload(fields, codec)
+        key = fields.get(b"key")
+        if key is not None:
+            message.key = key.decode()
+        if len(fields) - 1 - (b"timestamp" in fields) - (key is not None):  # more than the usual three: rare
+            _fill_rest(message, fields)
+    except Exception as error:
+        raise MalformedMessageError(topic, id, raw, str(error) or type(error).__name__) from error
+
+
+def fill_blank(
+    message: Message, topic: str, partition: int, group: str, epoch: int, id: str, raw: Sequence[bytes]
+) -> None:
+    """Make ``message`` stand for an entry whatever that holds."""
+    message.id = id
+    message.topic = topic
+    message.partition = partition
+    message.group = group
+    message.epoch = epoch
+    message.fields = dict(zip(raw[::2], raw[1::2], strict=True))
+    message.key = message.payload = message.max_retries = message.replayed_from = None
+    message.retry_count = 0
+    message._headers = None
+
+
+def only_group(raw: Sequence[bytes]) -> bytes | None:
+    """The group that an entry is addressed to; ``None`` if it is for all."""
+    if b"onlyGroup" not in raw:
+        return None
+    return dict(zip(raw[::2], raw[1::2], strict=True)).get(b"onlyGroup")
+
+
+def _fill_rest(message: Message, fields: Mapping[bytes, bytes]) -> None:
+    message.retry_count = int(fields.get(b"retryCount", b"0"))
+    most = fields.get(b"maxRetries")
+    if most is not None:
+        message.max_retries = int(most)
+    if b"headers" in fields:
+        _check_headers(message.headers)
+    replayed = fields.get(b"replayedFrom")
+    if replayed is not None:
+        message.replayed_from = replayed.decode()
+
+
+def _payload(fields: Mapping[bytes, bytes], codec: Codec) -> Any:
+    data = fields.get(b"payload")
+    if data is None:
+        if len(fields) != 1 or DATA not in fields:
+            raise ValueError(f"its fields are {list(fields)}, with no payload among them")
+        data = fields[DATA]
+    written = fields.get(b"codec")
+    if written is not None and written.decode() != codec.name:
+        raise ValueError(f"it was written with the codec {written!r}, but is read with {codec.name!r}")
+    return codec.decode(data)
+
+
+def _legacy(message: Outgoing, payload: bytes) -> bytes:
+    for what in ("key", "headers", "message_id", "max_retries"):
+        if getattr(message, what) not in (None, {}):
+            raise ConfigError(f"{what} cannot be carried by a legacy stream, whose entries have the one field 'data'")
+    if not isinstance(message.payload, dict):
+        raise PayloadError("$", f"must be a dict in a legacy stream, not {type(message.payload).__name__}")
+    return payload
+
+
+def _text(what: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} must be a string, not {value!r}")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} must be valid Unicode, not {value!r}") from None
+
+
+def _headers(headers: object) -> bytes:
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers must be a mapping of strings to strings, not {headers!r}")
+    plain = dict(cast("Mapping[Any, Any]", headers))
+    _check_headers(plain)
+    if _RESERVED in plain:
+        raise ConfigError(f"the header {_RESERVED!r} is set on delivery and cannot be sent")
+    try:
+        return json.encode_object(plain) if plain else b""
+    except PayloadError:
+        raise ConfigError(f"headers must be valid Unicode, not {headers!r}") from None
+
+
+def _check_headers(headers: Mapping[Any, Any]) -> None:
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(f"headers must be strings, not {name!r}: {value!r}")

@@ -1,0 +1,409 @@
+"""One consumer's place in a group: who else is there, what it should own, and the leases on what it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+from conquiet.errors import ConfigError, GroupLostError, QueueError, UnknownTopicError
+from conquiet.kit import codec
+from conquiet.kit.keepalive import Keepalive
+from conquiet.kit.loopthread import on_private_loop
+from conquiet.metrics import GroupMetrics
+from conquiet.topics import growth
+from conquiet.topics.assignment import Seat, assign
+from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.registry import Registry, Topic, TopicLike
+from conquiet.topics.site import Site
+from conquiet.wire import streams
+from conquiet.wire.lease import Lease
+from conquiet.wire.link import Link
+from conquiet.wire.parser import Reply
+from conquiet.wire.scripts import Script, run, run_many
+from conquiet.wire.streams import pack
+
+__all__ = ["Acquired", "Crew", "Member"]
+
+_log = logging.getLogger("conquiet.topics")
+
+_ACQUIRE: Final = Script.named("partition_acquire")
+_RELEASE: Final = Script.named("partition_release")
+_BEAT: Final = Script.named("member_beat")
+_LEAVE: Final = Script.named("member_leave")
+_GLANCE: Final = 0.25
+"""How often a member looks whether something changed in its group, in seconds: one GET."""
+_LOST: Final = {"fail": "fail", "earliest": "0-0", "latest": "$", "resume": "resume"}
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A partition that was just taken, and what its last owner left behind."""
+
+    topic: Topic
+    index: int
+    stream: str
+    lease: Lease
+    crashed: str
+    running: str
+    last_id: str
+
+
+class Crew(Protocol):
+    """Whoever works on the partitions that a member owns."""
+
+    def add(self, acquired: Acquired) -> None:
+        """Begin with a partition."""
+        ...
+
+    async def drain(self, stream: str) -> None:
+        """Finish what is being handled of a partition and begin nothing more; its lease may still be lost."""
+        ...
+
+    def drop(self, stream: str) -> None:
+        """Forget a partition whose lease is lost or released."""
+        ...
+
+
+class Member:
+    """Keeps one consumer in one group of one topic.
+
+    Membership and leases are renewed every third of the lease's time from the private loop, so a handler that
+    blocks its own loop costs neither. What to own is computed alike by all members from what they see in Redis;
+    whoever owns too much finishes what it handles and releases, and nobody takes what another still holds.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        registry: Registry,
+        topic: TopicLike,
+        group: str,
+        me: str,
+        options: SubscribeOptions,
+        crew: Crew,
+        metrics: GroupMetrics,
+    ) -> None:
+        self._site = site
+        self._registry = registry
+        self._name = topic
+        self._group = group
+        self._me = me
+        self._options = options
+        self._crew = crew
+        self._metrics = metrics
+        self._topic: Topic | None = None
+        self._leases: dict[int, Lease] = {}
+        self._draining: dict[int, asyncio.Task[None]] = {}
+        self._known: set[int] = set()
+        self._open_gates: set[int] = set()
+        self._since = 0
+        self._generation = b""
+        self._look_at = 0.0
+        self._changed = asyncio.Event()
+        self._beating = Link(site.link.address)
+        self._keepalive = Keepalive(self._beat, options.lease_ttl / 3, site.clock)
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as this member last saw it."""
+        assert self._topic is not None
+        return self._topic
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions whose leases it holds."""
+        return sorted(self._leases)
+
+    # --- from joining to leaving ------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Make sure that topic and group exist, become a member and take what is free."""
+        self._topic = await self._registry.look(self._name)
+        if self._topic.legacy and self._options.retry.mode == "requeue":
+            raise ConfigError("a legacy stream cannot carry requeued messages: retry there with mode='park'")
+        await self._ensure_group(self._topic)
+        now, _ = await self._say_alive()
+        self._since = now
+        self._loop = asyncio.get_running_loop()
+        await self._keepalive.start()
+        await self._rebalance()
+
+    async def run(self, start: Callable[[Any, str], asyncio.Task[None]]) -> None:
+        """Follow the group until cancelled, or until it or the topic is gone; ``start`` runs hand-overs beside it."""
+        self._start = start
+        while True:
+            await self._site.clock.wait(self._changed, _GLANCE)
+            try:
+                if await self._is_restless():
+                    await self._rebalance()
+            except (GroupLostError, UnknownTopicError):
+                raise
+            except QueueError as error:
+                _log.warning("group %r of topic %r: cannot look: %s", self._group, self.topic.name, error)
+
+    async def leave(self) -> None:
+        """Release every lease and go; the others notice at once. The caller has drained the partitions."""
+        await self._keepalive.aclose()
+        if self._topic is None:
+            await on_private_loop(self._beating.aclose())
+            return
+        try:
+            await asyncio.gather(*(self._release(index) for index in list(self._leases)))
+            key = self._site.keys.members(self._topic_name, self._group)
+            await self._site.run(key, _LEAVE(self._member_keys(), self._me))
+        except QueueError as error:  # the leases run out by themselves
+            _log.warning("group %r of topic %r: cannot leave: %s", self._group, self._topic_name, error)
+        finally:
+            await on_private_loop(self._beating.aclose())
+            self._metrics.forget()
+
+    def lose(self, stream: str) -> None:
+        """Somebody was told that a lease is gone: forget it and look again."""
+        for index, lease in list(self._leases.items()):
+            if self.topic.stream(self._site.keys, index) == stream:
+                lease.lost = True
+                self._forget(index)
+                self._metrics.lease_lost(index)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Rebalance soon."""
+        self._look_at = 0.0
+        self._changed.set()
+
+    async def regroup(self, stream: str) -> None:
+        """The server says that the group is gone: the lease is released, and taking it again decides."""
+        for index in list(self._leases):
+            if self.topic.stream(self._site.keys, index) == stream:
+                await self._release(index)
+        self.look_again()
+
+    # --- being alive, on the private loop ------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        held = list(self._leases.items())
+        try:
+            await self._say_alive(self._beating)
+        finally:
+            await asyncio.gather(*(self._renew(index, lease) for index, lease in held))
+
+    async def _renew(self, index: int, lease: Lease) -> None:
+        asked = self._site.clock.monotonic()
+        [reply] = await run_many(self._beating, lease.key, [lease.renewal(self._site.clock.offset_ms)])
+        lease.renewed(reply, asked)
+        if isinstance(reply, Exception):
+            self._beating.refuse(lease.key, reply)
+        if lease.lost:
+            self._metrics.fenced(index, "renew", 1)
+            stream = self.topic.stream(self._site.keys, index)
+            self._loop.call_soon_threadsafe(self._lost, index, lease, stream)
+
+    def _lost(self, index: int, lease: Lease, stream: str) -> None:
+        if self._leases.get(index) is lease:
+            _log.warning("group %r: lost the lease of %r", self._group, stream)
+            self.lose(stream)
+
+    async def _say_alive(self, link: Link | None = None) -> tuple[int, list[Seat]]:
+        options = self._options
+        modulo, remainder = options.partition_modulo, options.partition_remainder
+        ttl = round(options.lease_ttl * 1000)
+        info = {"most": options.max_partitions, "modulo": modulo, "remainder": remainder, "ttl_ms": ttl}
+        about = codec.encode(info)
+        keys = self._member_keys()
+        call = _BEAT(keys, self._me, about, ttl, self._site.clock.offset_ms)
+        now, generation, *members = await run(link or self._site.link, keys[0], call)
+        if link is None:
+            self._generation = generation
+        return int(now), [_seat(*pair) for pair in zip(members[::2], members[1::2], strict=True)]
+
+    # --- who owns what ------------------------------------------------------------------------------------
+
+    async def _is_restless(self) -> bool:
+        self._changed.clear()
+        if self._site.clock.monotonic() >= self._look_at:
+            return True
+        key = self._site.keys.generation(self._topic_name, self._group)
+        generation = await self._site.link.call(key, pack("GET", key))
+        return bool(generation != self._generation)
+
+    async def _rebalance(self) -> None:
+        topic = await self._current_topic()
+        now, seats = await self._say_alive()
+        owners, next_look = await self._owners(topic, now)
+        target = assign(range(topic.partitions), seats, owners)
+        wanted = {index for index, member in target.items() if member == self._me}
+        before = set(self._leases)
+        for index in before - wanted:
+            self._hand_over(index)
+        # What is its own without its knowing was given in an answer that never came.
+        free = [index for index in sorted(wanted - before) if owners.get(index, self._me) == self._me]
+        gated = [index for index in free if not await self._is_open(topic, index)]
+        asked = [index for index in free if index not in gated]
+        await asyncio.gather(*(self._acquire(topic, index) for index in asked))
+        if set(self._leases) != before:
+            self._metrics.rebalanced()
+            self._metrics.owned(len(self._leases))
+        failed = any(index not in self._leases for index in asked)
+        pause = _GLANCE if gated or failed else max(min(next_look, self._options.lease_ttl / 3), 0.05)
+        self._look_at = self._site.clock.monotonic() + pause
+
+    async def _current_topic(self) -> Topic:
+        """The topic as it is; made again as it was if the server forgot everything."""
+        if self.topic.legacy:
+            return self.topic
+        found = await self._registry.look_up(self.topic.name)
+        if found is None or found.legacy:
+            key = self._site.keys.generation(self._topic_name, self._group)
+            if await self._site.link.call(key, pack("PTTL", key)) > 0:  # see delete_topic
+                raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
+            found = await self._registry.restore(self.topic)
+        if found.next_count is not None and self._site.clock.monotonic() > found.switch_at + growth.OVERDUE:
+            await growth.finish_growth(self._site, self._registry, found)
+            found = await self._registry.look(self._topic_name)
+        if found.partitions > self.topic.partitions:
+            _log.info("topic %r grew to %d partitions", found.name, found.partitions)
+        self._topic = found
+        return found
+
+    async def _owners(self, topic: Topic, now: int) -> tuple[dict[int, str], float]:
+        """Who holds each partition now, and in how many seconds the first of these leases can run out."""
+        asked = [pack("HMGET", self._lease_key(topic, index), "owner", "until_ms") for index in range(topic.partitions)]
+        replies = await asyncio.gather(
+            *(self._site.link.call(self._lease_key(topic, index), command) for index, command in enumerate(asked))
+        )
+        owners: dict[int, str] = {}
+        first = self._options.lease_ttl
+        for index, (owner, until) in enumerate(replies):
+            if owner and int(float(until)) > now:
+                owners[index] = owner.decode()
+                if index not in self._leases:
+                    first = min(first, (int(float(until)) - now) / 1000 + 0.02)
+        return owners, first
+
+    async def _acquire(self, topic: Topic, index: int) -> None:
+        stream = topic.stream(self._site.keys, index)
+        key, options, clock = self._lease_key(topic, index), self._options, self._site.clock
+        known = "1" if index in self._known else "0"
+        lost = _LOST[options.on_group_lost]
+        ttl = round(options.lease_ttl * 1000)
+        asked = clock.monotonic()
+        call = _ACQUIRE([key, stream], self._me, ttl, clock.offset_ms, self._group, "0-0", self._since, known, lost)
+        try:
+            status, *rest = await self._site.run(stream, call)
+        except QueueError as error:  # one bad partition does not stop the others
+            _log.error("group %r: cannot take %r: %s", self._group, stream, error)
+            return
+        if status == b"OK":
+            self._known.add(index)
+            self._begin(topic, index, stream, rest, asked)
+        elif status == b"DELETED":
+            raise GroupLostError(f"group {self._group!r} of topic {topic.name!r} was deleted")
+        elif status == b"NOGROUP":
+            raise GroupLostError(f"group {self._group!r} is gone from {stream!r}, and where it stood is not known")
+
+    def _begin(self, topic: Topic, index: int, stream: str, reply: Iterable[Reply], asked: float) -> None:
+        epoch, crashed, running, last = (part.decode() for part in reply)
+        lease = Lease.acquired(self._lease_key(topic, index), self._me, int(epoch), self._options.lease_ttl, asked)
+        self._leases[index] = lease
+        self._crew.add(Acquired(topic, index, stream, lease, crashed, running, last))
+
+    def _hand_over(self, index: int) -> None:
+        if index not in self._draining:
+            self._draining[index] = self._start(self._drain(index), "hand-over")
+
+    async def _drain(self, index: int) -> None:
+        try:
+            await self._crew.drain(self.topic.stream(self._site.keys, index))
+            await self._release(index)
+            key = self._site.keys.generation(self._topic_name, self._group)
+            await self._site.link.call(key, pack("INCR", key))
+        except QueueError as error:
+            _log.warning("group %r: could not hand partition %d over: %s", self._group, index, error)
+        finally:
+            self._draining.pop(index, None)
+            self.look_again()
+
+    async def _release(self, index: int) -> None:
+        lease = self._leases.get(index)
+        if lease is None:
+            return
+        stream = self.topic.stream(self._site.keys, index)
+        self._forget(index)  # first: a renewal that comes later must not find it lost
+        if await self._site.run(stream, _RELEASE([lease.key, stream], lease.owner, lease.epoch, self._group)) == 0:
+            self._metrics.fenced(index, "release", 1)
+
+    def _forget(self, index: int) -> None:
+        self._leases.pop(index, None)
+        self._crew.drop(self.topic.stream(self._site.keys, index))
+        self._metrics.owned(len(self._leases))
+
+    async def _is_open(self, topic: Topic, index: int) -> bool:
+        """Whether a partition may be read: one that growth added waits until the group has finished the old ones."""
+        if not self._options.order_across_growth or index in self._open_gates:
+            return True
+        for step in topic.growth:
+            if step.before <= index < step.after:
+                for old, end in enumerate(step.ends):
+                    if not await self._has_finished(topic, old, end):
+                        return False
+        self._open_gates.add(index)
+        return True
+
+    async def _has_finished(self, topic: Topic, index: int, end: str) -> bool:
+        stream = topic.stream(self._site.keys, index)
+        commands = (streams.xinfo_groups(stream), pack("XPENDING", stream, self._group, "-", end, 1))
+        groups, pending = await self._site.link.call_many(stream, commands)
+        if isinstance(groups, Exception) or isinstance(pending, Exception):
+            return False
+        row = streams.group_named(groups, self._group)
+        return row is not None and not pending and _number(row["last-delivered-id"].decode()) >= _number(end)
+
+    # --- the group itself -----------------------------------------------------------------------------------
+
+    async def _ensure_group(self, topic: Topic) -> None:
+        """Create the group on every partition: where the user wants it to begin if it is new, else at the beginning.
+
+        The first partition comes last: as long as the group is not there it is new, also to whoever does the same.
+        """
+        key = self._site.keys.groups(topic.name)
+        await self._site.link.call(key, pack("SADD", key, self._group))
+        first, *others = topic.streams(self._site.keys)
+        [groups] = await self._site.link.call_many(first, (streams.xinfo_groups(first),))
+        is_new = isinstance(groups, Exception) or streams.group_named(groups, self._group) is None
+        start = self._options.start_id if is_new else "0-0"
+        failures = await asyncio.gather(*(self._create_group(stream, start) for stream in others))
+        failures.append(await self._create_group(first, start))
+        if all(failures):
+            self._site.link.refuse(first, cast("Exception", failures[-1]))
+        self._known = set(range(topic.partitions))
+
+    async def _create_group(self, stream: str, start: str) -> Exception | None:
+        [reply] = await self._site.link.call_many(stream, (streams.xgroup_create(stream, self._group, start),))
+        if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
+            return None
+        _log.error("group %r cannot be created on %r: %s", self._group, stream, reply)
+        return reply
+
+    @property
+    def _topic_name(self) -> str:
+        return self.topic.name
+
+    def _member_keys(self) -> list[str]:
+        keys, names = self._site.keys, (self._topic_name, self._group)
+        return [keys.members(*names), keys.members_info(*names), keys.generation(*names)]
+
+    def _lease_key(self, topic: Topic, index: int) -> str:
+        return self._site.keys.lease(topic.stream(self._site.keys, index), self._group)
+
+
+def _seat(member: bytes, about: bytes) -> Seat:
+    info = codec.decode(about)
+    return Seat(member.decode(), info.get("most"), info.get("modulo"), info.get("remainder"))
+
+
+def _number(id: str) -> tuple[int, int]:
+    ms, _, seq = id.partition("-")
+    return int(ms), int(seq or 0)

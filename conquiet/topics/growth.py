@@ -1,0 +1,87 @@
+"""More partitions for a topic, such that the messages of a key keep their order.
+
+Growth is announced first and takes effect a little later, when every producer has heard of it: then all of them go
+over to the new partitions at the same moment. What a key got before lies in the old partitions, before the IDs that
+are noted with the growth; whoever wants the order finishes those before it reads a new partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from conquiet.errors import ConfigError, UnknownTopicError
+from conquiet.kit import codec, rules
+from conquiet.topics.registry import FRESH, Registry, Topic
+from conquiet.topics.site import Site
+from conquiet.wire.keys import name
+from conquiet.wire.scripts import Script
+from conquiet.wire.streams import pack
+
+__all__ = ["OVERDUE", "call_members", "finish_growth", "grow"]
+
+OVERDUE: Final = 3.0
+"""Seconds after which a growth that took effect and was not completed has lost the one who planned it."""
+
+_LEAD: Final = FRESH + 0.5
+_SETTLE: Final = 0.5
+"""Seconds for a write that was on its way when the growth took effect."""
+
+_PLAN: Final = Script.named("grow_plan")
+_COMMIT: Final = Script.named("grow_commit")
+_LOOK: Final = Script.named("partition_look")
+_CALL: Final = Script.named("members_call")
+
+
+async def grow(site: Site, registry: Registry, topic: str, partitions: int) -> None:
+    """Give ``topic`` as many partitions, more than it has; takes about two seconds.
+
+    Safe to repeat: a growth to the same number that was begun and not completed is completed.
+    """
+    rules.integer("partitions", partitions, least=1)
+    key = site.keys.meta(name("topic", topic))
+    lead = round(_LEAD * 1000)
+    status, *rest = await site.run(key, _PLAN([key], site.clock.offset_ms, partitions, lead))
+    if status == b"UNKNOWN":
+        raise UnknownTopicError(f"there is no topic {topic!r} that could grow")
+    if status == b"LESS":
+        raise ConfigError(f"partitions must be more than the {int(rest[0])} that {topic!r} has, not {partitions}")
+    if status == b"BUSY":
+        raise ConfigError(
+            f"topic {topic!r} is growing to {int(rest[0])} partitions, and cannot to {partitions} meanwhile"
+        )
+    found = await registry.look_up(topic)
+    if found is not None:
+        await finish_growth(site, registry, found)
+
+
+async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
+    """Complete the growth that ``topic`` has planned once it has taken effect; harmless if somebody else does."""
+    if topic.next_count is None:
+        return
+    await site.clock.sleep(max(topic.switch_at + _SETTLE - site.clock.monotonic(), 0.0))
+    ends = await asyncio.gather(*(_end(site, stream) for stream in topic.streams(site.keys)))
+    step = codec.encode({"before": topic.partitions, "after": topic.next_count, "ends": ends})
+    key = site.keys.meta(topic.name)
+    await site.run(key, _COMMIT([key], site.clock.offset_ms, topic.partitions, topic.next_count, step))
+    listed = site.keys.partitions(topic.name)
+    streams = [topic.stream(site.keys, index) for index in range(topic.next_count)]
+    await site.link.call(listed, pack("SADD", listed, *streams))
+    registry.forget(topic.name)
+    groups = site.keys.groups(topic.name)
+    for group in await site.link.call(groups, pack("SMEMBERS", groups)):
+        await call_members(site, topic.name, group.decode())
+
+
+async def call_members(site: Site, topic: str, group: str) -> None:
+    """Ask the members of a group to look again."""
+    key = site.keys.members(topic, group)
+    await site.run(key, _CALL([key, site.keys.generation(topic, group)]))
+
+
+async def _end(site: Site, stream: str) -> str:
+    """The last ID that the stream has given."""
+    keys = [stream, site.keys.delayed(stream), site.keys.trim(stream)]
+    reply = await site.run(stream, _LOOK(keys))
+    end: bytes = reply[3]
+    return end.decode()

@@ -1,0 +1,92 @@
+"""What only Redis knows of topics and groups, collected when somebody scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from conquiet.kit.loopthread import PRIVATE_LOOP
+from conquiet.metrics import GroupGauges, GroupPartitionGauges, PartitionGauges, TopicsCollector
+from conquiet.topics import description
+from conquiet.topics.registry import Registry, Topic
+from conquiet.topics.site import Site
+from conquiet.wire.link import Link
+
+__all__ = ["Collector"]
+
+_PATIENCE: Final = 5.0
+
+
+class Collector(TopicsCollector):
+    """Shows lengths, backlogs and ownership at each scrape, until ``close``."""
+
+    def __init__(self, site: Site, topics: Sequence[str] | None, most_partitions: int) -> None:
+        self._observation = _Observation(site, topics, most_partitions)
+        super().__init__(self._observation.read)
+
+    def close(self) -> None:
+        """Show nothing more, and close the connections. May be called again."""
+        super().close()
+        self._observation.close()
+
+
+class _Observation:
+    """Reads lengths, backlogs and ownership, on connections of its own and within bounds.
+
+    One reading looks at no more than ``most_partitions`` partitions, each counted once for itself and once for each
+    of its groups, and gives up after a few seconds: a scrape must not be the heaviest thing that a server does.
+    """
+
+    def __init__(self, site: Site, topics: Sequence[str] | None, most_partitions: int) -> None:
+        self._site = Site(Link(site.link.address), site.keys, site.clock)
+        self._registry = Registry(self._site)
+        self._topics = topics
+        self._left = self._most = most_partitions
+
+    def read(self) -> Sequence[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+        """Everything there is to tell now; called from the thread that scrapes."""
+        work = asyncio.run_coroutine_threadsafe(self._read(), PRIVATE_LOOP.loop())
+        try:
+            return work.result(_PATIENCE)
+        finally:
+            work.cancel()
+
+    def close(self) -> None:
+        """Close its connections."""
+        asyncio.run_coroutine_threadsafe(self._site.link.aclose(), PRIVATE_LOOP.loop()).result(_PATIENCE)
+
+    async def _read(self) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+        self._left = self._most
+        rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = []
+        for name in self._topics if self._topics is not None else await self._registry.names():
+            topic = await self._registry.look_up(name)
+            if topic is not None and self._may_look(topic):
+                rows += await self._read_topic(topic)
+        return rows
+
+    def _may_look(self, topic: Topic) -> bool:
+        self._left -= topic.partitions
+        return self._left >= 0
+
+    async def _read_topic(self, topic: Topic) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+        info = await description.describe_topic(self._site, topic)
+        rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = [
+            PartitionGauges(topic.name, part.index, part.length) for part in info.by_partition
+        ]
+        for group in await description.group_names(self._site, topic):
+            if self._may_look(topic):
+                rows += await self._read_group(topic, group)
+        return rows
+
+    async def _read_group(self, topic: Topic, group: str) -> list[GroupPartitionGauges | GroupGauges]:
+        info = await description.describe_group(self._site, topic, group)
+        return [
+            GroupGauges(topic.name, group, len(info.unowned)),
+            *(
+                GroupPartitionGauges(
+                    topic.name, group, part.index, part.pending, part.lag, part.retry_depth, part.oldest_pending_age
+                )
+                for part in info.partitions
+            ),
+        ]

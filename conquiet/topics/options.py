@@ -1,0 +1,178 @@
+"""What users decide about a topic, a subscription and its dead letters."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, Self
+
+from conquiet.errors import ConfigError
+from conquiet.kit import rules
+from conquiet.kit.policy import RetryPolicy
+from conquiet.topics.partitioner import NAMED
+from conquiet.wire.keys import name
+
+__all__ = ["DeadLetterPolicy", "Retention", "SubscribeOptions", "TopicDefaults"]
+
+OnFull = Literal["grow", "reject", "drop"]
+Order = Literal["unordered", "block_key", "block_partition"]
+OnGroupLost = Literal["fail", "earliest", "latest", "resume"]
+
+_ON_FULL: Final = ("grow", "reject", "drop")
+_ORDER: Final = ("unordered", "block_key", "block_partition")
+_ON_GROUP_LOST: Final = ("fail", "earliest", "latest", "resume")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What a topic keeps. Nothing that some group has not finished is ever removed, unless ``on_full="drop"``.
+
+    ``max_len`` is per partition, ``max_age`` in seconds. ``delete_acked`` removes what all groups have finished.
+    ``on_full`` says what happens at ``max_len`` when all of it is unfinished: ``grow`` beyond it, ``reject``
+    writers with ``TopicFullError``, or ``drop`` the oldest and count it. A group that nobody serves for
+    ``group_expiry`` seconds stops holding the rest back. The dead letters have limits of their own.
+    """
+
+    max_len: int | None = None
+    max_age: float | None = None
+    delete_acked: bool = False
+    on_full: OnFull = "grow"
+    group_expiry: float | None = None
+    trim_interval: float = 10.0
+    dead_letter_max_len: int | None = None
+    dead_letter_max_age: float | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("max_len", "dead_letter_max_len"):
+            if getattr(self, what) is not None:
+                rules.integer(what, getattr(self, what), least=1)
+        for what in ("max_age", "group_expiry", "dead_letter_max_age"):
+            if getattr(self, what) is not None:
+                rules.seconds(what, getattr(self, what))
+        rules.seconds("trim_interval", self.trim_interval)
+        rules.flag("delete_acked", self.delete_acked)
+        rules.one_of("on_full", self.on_full, _ON_FULL)
+        if self.on_full != "grow" and self.max_len is None:
+            raise ConfigError(f"on_full={self.on_full!r} needs a max_len")
+
+    @property
+    def trims(self) -> bool:
+        """Whether there is ever anything to remove."""
+        return self.max_len is not None or self.max_age is not None or self.delete_acked
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Self:
+        """From JSON values, also of a newer version: what is not known here is left out."""
+        return cls(**{name: value for name, value in values.items() if name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDefaults:
+    """How topics are made that a broker creates on first use."""
+
+    partitions: int = 1
+    retention: Retention = field(default_factory=Retention)
+    partitioner: str = "murmur2"
+
+    def __post_init__(self) -> None:
+        rules.integer("partitions", self.partitions, least=1)
+        rules.one_of("partitioner", self.partitioner, tuple(NAMED))
+        if not isinstance(self.retention, Retention):
+            raise ConfigError(f"retention must be a Retention, not {self.retention!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterPolicy:
+    """What a dead letter tells beside the entry itself.
+
+    ``drop_headers`` names headers that are left out; ``transform`` gets the entry's fields (names to raw values)
+    and returns those to store instead. Both act before the letter leaves the partition.
+    """
+
+    max_error_chars: int = 4000
+    include_traceback: bool = True
+    drop_headers: tuple[str, ...] = ()
+    transform: Callable[[dict[bytes, bytes]], Mapping[bytes, bytes]] | None = None
+
+    def __post_init__(self) -> None:
+        rules.integer("max_error_chars", self.max_error_chars, least=0)
+        rules.flag("include_traceback", self.include_traceback)
+        if not isinstance(self.drop_headers, tuple) or not all(isinstance(one, str) for one in self.drop_headers):
+            raise ConfigError(f"drop_headers must be a tuple of strings, not {self.drop_headers!r}")
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigError(f"transform must be callable, not {self.transform!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeOptions:
+    """How a subscription takes, handles and settles messages; see ``docs/topics.md`` for each."""
+
+    batch_size: int = 100
+    poll_timeout: float = 1.0
+    max_inflight: int = 100
+    max_partitions: int | None = None
+    partition_modulo: int | None = None
+    partition_remainder: int | None = None
+    lease_ttl: float = 15.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    dead_letter: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
+    order: Order = "unordered"
+    order_across_growth: bool = True
+    start: str | float | dt.datetime = "earliest"
+    on_group_lost: OnGroupLost = "fail"
+    handler_timeout: float | None = None
+    batch_handler: bool = False
+    max_crashes: int = 5
+    drain_timeout: float = 30.0
+    handle_signals: bool = True
+    consumer: str | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("batch_size", "max_inflight", "max_crashes"):
+            rules.integer(what, getattr(self, what), least=1)
+        for what in ("poll_timeout", "lease_ttl", "drain_timeout"):
+            rules.seconds(what, getattr(self, what))
+        if self.max_partitions is not None:
+            rules.integer("max_partitions", self.max_partitions, least=1)
+        if self.handler_timeout is not None:
+            rules.seconds("handler_timeout", self.handler_timeout)
+        for what in ("batch_handler", "handle_signals", "order_across_growth"):
+            rules.flag(what, getattr(self, what))
+        rules.one_of("order", self.order, _ORDER)
+        rules.one_of("on_group_lost", self.on_group_lost, _ON_GROUP_LOST)
+        if not isinstance(self.retry, RetryPolicy):
+            raise ConfigError(f"retry must be a RetryPolicy, not {self.retry!r}")
+        if not isinstance(self.dead_letter, DeadLetterPolicy):
+            raise ConfigError(f"dead_letter must be a DeadLetterPolicy, not {self.dead_letter!r}")
+        if self.batch_handler and self.order != "unordered":
+            raise ConfigError(f"a batch_handler gets whole runs of a partition: order {self.order!r} is not for it")
+        if self.consumer is not None:
+            name("consumer", self.consumer)
+        self._check_pinning()
+        _ = self.start_id
+
+    def _check_pinning(self) -> None:
+        if (self.partition_modulo is None) != (self.partition_remainder is None):
+            raise ConfigError("partition_modulo and partition_remainder go together")
+        if self.partition_modulo is not None:
+            rules.integer("partition_modulo", self.partition_modulo, least=1)
+            remainder = rules.integer("partition_remainder", self.partition_remainder, least=0)
+            if remainder >= self.partition_modulo:
+                raise ConfigError(f"partition_remainder must be below {self.partition_modulo}, not {remainder}")
+
+    @property
+    def start_id(self) -> str:
+        """Where a new group begins, as Redis wants it."""
+        start = self.start
+        if isinstance(start, str):
+            return {"earliest": "0-0", "latest": "$"}[rules.one_of("start", start, ("earliest", "latest"))]
+        if isinstance(start, dt.datetime) and start.tzinfo is None:
+            raise ConfigError(f"start must be an aware datetime, not {start!r}")
+        seconds = start.timestamp() if isinstance(start, dt.datetime) else rules.number("start", start, least=0)
+        ms = max(int(seconds * 1000), 0)
+        return "0-0" if ms == 0 else f"{ms - 1}-18446744073709551615"

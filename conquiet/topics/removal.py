@@ -1,0 +1,178 @@
+"""Taking groups and topics away, and setting groups back."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, TypeAlias, cast
+
+from conquiet.errors import ConfigError, QueueError
+from conquiet.topics.deadletter import forward
+from conquiet.topics.description import group_names, live_members, look_at
+from conquiet.topics.growth import call_members
+from conquiet.topics.registry import FRESH, Registry, Topic
+from conquiet.topics.site import Site
+from conquiet.topics.stamps import before, entry_id
+from conquiet.wire.scripts import Call, Script
+from conquiet.wire.streams import pack
+
+__all__ = ["ResetTo", "delete_group", "delete_topic", "reset_group"]
+
+ResetTo: TypeAlias = Literal["earliest", "latest"] | dt.datetime | Mapping[int, str]
+
+_NOTICE_MS: Final = 3_600_000
+"""For how long a member can tell that its group or topic was deleted, and is not just lost with the whole server."""
+_ROUNDS: Final = 1000
+_PAGE: Final = 500
+
+_RESET: Final = Script.named("group_reset")
+_DELETE: Final = Script.named("group_delete")
+_DROP: Final = Script.named("members_drop")
+
+
+async def reset_group(site: Site, topic: Topic, group: str, to: ResetTo, force: bool = False) -> None:
+    """Let ``group`` go on from another place; what it has not finished before is forgotten.
+
+    Refused while it has live members, unless ``force``: then these lose what they have in hand and take their
+    partitions again. Each partition changes at once, the partitions one after the other; safe to repeat.
+    """
+    places = _places(topic, to)
+    await _known(site, topic, group)
+    await _refuse_if_live(site, topic, [group], "reset group", force)
+    for partition, id in places.items():
+        stream = topic.stream(site.keys, partition)
+        lease, retry, attempts, _ = site.keys.of_group(stream, group)
+        await site.run(stream, _RESET([lease, stream, retry, attempts], group, id))
+    await call_members(site, topic.name, group)
+
+
+def _places(topic: Topic, to: object) -> dict[int, str]:
+    """The ID after which each partition goes on."""
+    if isinstance(to, Mapping):
+        places = {_index(topic, index): entry_id("to", id) for index, id in cast("Mapping[object, object]", to).items()}
+        if not places:
+            raise ConfigError("to must name at least one partition")
+        return places
+    if isinstance(to, dt.datetime):
+        start = before("to", to)
+    elif isinstance(to, str) and to in ("earliest", "latest"):
+        start = "0-0" if to == "earliest" else "$"
+    else:
+        rule = "'earliest', 'latest', an aware datetime or a mapping of partitions to entry IDs"
+        raise ConfigError(f"to must be {rule}, not {to!r}")
+    return dict.fromkeys(range(topic.partitions), start)
+
+
+def _index(topic: Topic, index: object) -> int:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < topic.partitions:
+        raise ConfigError(f"a partition of {topic.name!r} must be from 0 to {topic.partitions - 1}, not {index!r}")
+    return index
+
+
+async def delete_group(site: Site, topic: Topic, group: str, force: bool = False) -> None:
+    """Remove ``group`` from the topic; its dead letters stay. Safe to repeat after a crash.
+
+    Refused while it has live members, unless ``force``: then their subscriptions end. Whoever subscribes later
+    begins a new group of that name.
+    """
+    await _known(site, topic, group)
+    await _refuse_if_live(site, topic, [group], "delete group", force)
+    for partition in range(topic.partitions):
+        await _delete_from(site, topic, partition, group)
+    await _drop_members(site, topic.name, [group])
+    outboxes = [f"{group}/{partition}" for partition in range(topic.partitions)]
+    forwarded = site.keys.forwarded(topic.name)
+    for start in range(0, len(outboxes), _PAGE):
+        await site.link.call(forwarded, pack("HDEL", forwarded, *outboxes[start : start + _PAGE]))
+    key = site.keys.groups(topic.name)
+    await site.link.call(key, pack("SREM", key, group))
+
+
+async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> None:
+    """Remove a group from a partition, once its dead letters are where they belong."""
+    stream = topic.stream(site.keys, partition)
+    for _ in range(_ROUNDS):
+        if await site.run(stream, _delete_call(site, stream, group)) == 0:
+            return
+        if await forward(site, topic, partition, group) == 0:
+            await site.clock.sleep(0.01)  # somebody else is at it
+    raise QueueError(f"the dead letters of group {group!r} on {stream!r} do not come to an end")
+
+
+def _delete_call(site: Site, stream: str, group: str) -> Call:
+    lease, retry, attempts, outbox = site.keys.of_group(stream, group)
+    keys = [lease, stream, retry, attempts, outbox, site.keys.trim(stream)]
+    return _DELETE(keys, site.clock.offset_ms, group)
+
+
+async def _drop_members(site: Site, topic: str, groups: Iterable[str]) -> None:
+    """Take all members off, and leave word for those who live: a generation that expires means a deletion."""
+    for group in groups:
+        key = site.keys.members(topic, group)
+        keys = [key, site.keys.members_info(topic, group), site.keys.generation(topic, group)]
+        await site.run(key, _DROP(keys, _NOTICE_MS))
+
+
+async def _known(site: Site, topic: Topic, group: str) -> None:
+    if group not in await group_names(site, topic):
+        raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
+
+
+async def _refuse_if_live(site: Site, topic: Topic, groups: Iterable[str], what: str, force: bool) -> None:
+    for group in () if force else groups:
+        members = await live_members(site, topic, group)
+        if members:
+            names = ", ".join(sorted({member.partition("#")[0] for member in members}))
+            raise ConfigError(f"cannot {what} {group!r} of topic {topic.name!r} while it has live members: {names}")
+
+
+# --- topics ---------------------------------------------------------------------------------------------
+
+
+async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool = False) -> None:
+    """Remove a topic with all its messages, groups and dead letters. Safe to repeat after a crash.
+
+    Refused while a group has live members, unless ``force``: then their subscriptions end. The topic is gone for
+    producers first; its streams go when each of them has heard of that, so that none comes back to life.
+    """
+    groups = await group_names(site, topic)
+    await _refuse_if_live(site, topic, groups, "delete the topic of group", force)
+    keys, listed = site.keys, site.keys.partitions(topic.name)
+    streams = [keys.partition(topic.name, index) for index in range(max(topic.partitions, topic.next_count or 0))]
+    # From here on this list and the registry know what is left to do.
+    await site.link.call(listed, pack("SADD", listed, *streams))
+    # Members that live have to find out why there is no meta: before it goes, and when it has gone.
+    await _drop_members(site, topic.name, groups)
+    await _unlink(site, [keys.meta(topic.name)])
+    registry.forget(topic.name)
+    await _drop_members(site, topic.name, groups)
+    await site.clock.sleep(FRESH + 0.5)
+    await asyncio.gather(*(_delete_stream(site, stream, groups) for stream in streams))
+    await _unlink(site, [keys.dead_letters(topic.name), keys.forwarded(topic.name)])
+    await _drop_members(site, topic.name, groups)
+    await _unlist(site, topic.name)
+    registry.forget(topic.name)
+
+
+async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None:
+    look = await look_at(site, stream)
+    doomed = site.keys.of_partition(stream)
+    for group in look.groups.union(look.deleted_groups, groups):
+        doomed += site.keys.of_group(stream, group)
+    for start in range(0, len(doomed), _PAGE):
+        await _unlink(site, doomed[start : start + _PAGE])
+
+
+async def _unlist(site: Site, topic: str) -> None:
+    keys = site.keys
+    await _unlink(site, [keys.groups(topic)])
+    if await site.link.call(keys.meta(topic), pack("EXISTS", keys.meta(topic))):
+        return  # somebody has made a new topic of that name meanwhile
+    await _unlink(site, [keys.partitions(topic)])
+    await site.link.call(keys.registry, pack("SREM", keys.registry, topic))
+
+
+async def _unlink(site: Site, keys: list[str]) -> None:
+    """Remove keys of one slot."""
+    await site.link.call(keys[0], pack("UNLINK", *keys))

@@ -1,0 +1,43 @@
+-- Moves failed entries, raw and with the record of their failure, to the outbox of dead letters, and acknowledges
+-- them. An entry that is not pending any more was buried before and is left alone.
+-- KEYS   lease, stream, retry, attempts, outbox
+-- ARGV   owner, epoch, offset ms, group, topic, partition, then for each entry: ID, failures, reason, error type, error,
+--        traceback, number of words that replace its fields or -1 to keep them, these words...
+-- RETURNS {0} lost | {1, entries buried}
+--#include clock
+--#include lease
+--#include pending
+local lease, stream, retry, attempts, outbox = unpack(KEYS)
+local owner, epoch, offset, group, topic, partition = unpack(ARGV, 1, 6)
+if not holds(lease, owner, epoch) then return {0} end
+local now, buried = string.format('%.0f', now_ms(offset)), 0
+
+local function letter(id, failures, reason, kind, message, trace, fields)
+  local first = string.match(redis.call('HGET', attempts, id) or '', '^%d+|(%d*)|')
+  if not first or first == '' then first = now end
+  local words = {
+    'originalTopic', topic, 'partitionId', partition, 'group', group, 'originalMessageId', id, 'attempts', failures,
+    'reason', reason, 'errorType', kind, 'error', message, 'traceback', trace, 'firstFailedAt', first, 'failedAt', now,
+    'consumer', owner, 'crashes', redis.call('HGET', attempts, 'c:' .. id) or '0', 'fields', #fields / 2,
+  }
+  for _, word in ipairs(fields) do words[#words + 1] = word end
+  return words
+end
+
+local at = 7
+while at <= #ARGV do
+  local id, failures, reason, kind, message, trace, replaced = unpack(ARGV, at, at + 6)
+  local words = math.max(tonumber(replaced), 0)
+  if is_pending(stream, group, id) then
+    local fields = fields_of(stream, id)
+    if fields and tonumber(replaced) >= 0 then fields = {unpack(ARGV, at + 7, at + 6 + words)} end
+    if fields then
+      redis.call('XADD', outbox, '*', unpack(letter(id, failures, reason, kind, message, trace, fields)))
+      buried = buried + 1
+    end
+    redis.call('ZREM', retry, id)
+    settle(stream, group, attempts, id)
+  end
+  at = at + 7 + words
+end
+return {1, buried}

@@ -1,0 +1,26 @@
+-- Fragment: message IDs that were seen within a window, so that a repeated send is harmless.
+
+-- What one call clears away at most. A limit that was lowered is reached step by step.
+local most_forgotten = 100
+
+local function forget_messages(dedup, ids, stale)
+  if #stale == 0 then return end
+  redis.call('ZREM', dedup, unpack(stale))
+  redis.call('HDEL', ids, unpack(stale))
+end
+
+-- What the first send of a message gave; nil if there was none within the window.
+local function seen_message(dedup, ids, message, now, window)
+  local oldest = string.format('%.0f', now - tonumber(window))
+  forget_messages(dedup, ids, redis.call('ZRANGEBYSCORE', dedup, '-inf', '(' .. oldest, 'LIMIT', 0, most_forgotten))
+  local sent = redis.call('ZSCORE', dedup, message)
+  if sent and tonumber(sent) >= tonumber(oldest) then return redis.call('HGET', ids, message) end
+  return nil
+end
+
+local function note_message(dedup, ids, message, id, now, size)
+  redis.call('ZADD', dedup, now, message)
+  redis.call('HSET', ids, message, id)
+  local over = redis.call('ZCARD', dedup) - tonumber(size)
+  if over > 0 then forget_messages(dedup, ids, redis.call('ZRANGE', dedup, 0, math.min(over, most_forgotten) - 1)) end
+end

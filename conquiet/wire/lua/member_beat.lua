@@ -1,0 +1,23 @@
+-- Tells a group that a member is alive, and the member who else is.
+-- KEYS   members, info, generation
+-- ARGV   member, its info, ttl ms, offset ms
+-- RETURNS {server ms, generation, member, info, member, info...}
+--#include clock
+local members, info, generation = unpack(KEYS)
+local member, about, ttl, offset = unpack(ARGV)
+local now = now_ms(offset)
+local changed = not redis.call('ZSCORE', members, member)
+redis.call('ZADD', members, now, member)
+redis.call('HSET', info, member, about)
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', '(' .. string.format('%.0f', now - tonumber(ttl)))) do
+  redis.call('ZREM', members, gone)
+  redis.call('HDEL', info, gone)
+  changed = true
+end
+if changed then redis.call('INCR', generation) end
+local reply = {string.format('%.0f', now), redis.call('GET', generation) or '0'}
+for _, name in ipairs(redis.call('ZRANGE', members, 0, -1)) do
+  reply[#reply + 1] = name
+  reply[#reply + 1] = redis.call('HGET', info, name) or '{}'
+end
+return reply

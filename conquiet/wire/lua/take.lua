@@ -1,0 +1,79 @@
+-- Acknowledges what was handled, then takes what there is to do: parked entries that are due, and new ones.
+-- KEYS   lease, stream, retry, attempts, delayed, delayed items
+-- ARGV   owner, epoch, offset ms, group, most new entries, most due entries, last ID taken, IDs to acknowledge...
+-- RETURNS {0} lost | {1, acknowledged, new entries, due entries {id, fields, record, crashes}, ms until the next is
+--         due or -1, ghosts (parked IDs whose entry is gone)}
+--#include clock
+--#include lease
+--#include pending
+local lease, stream, retry, attempts, delayed, items = unpack(KEYS)
+local owner, epoch, offset, group, most, most_due, last = unpack(ARGV, 1, 7)
+if not holds(lease, owner, epoch) then return {0} end
+
+local acknowledged = 0
+local recorded = #ARGV > 7 and redis.call('EXISTS', attempts) == 1
+for from = 8, #ARGV, 1000 do
+  local to = math.min(from + 999, #ARGV)
+  acknowledged = acknowledged + redis.call('XACK', stream, group, unpack(ARGV, from, to))
+  if recorded then
+    redis.call('HDEL', attempts, unpack(ARGV, from, to))
+    for at = from, to do redis.call('HDEL', attempts, 'c:' .. ARGV[at]) end
+  end
+end
+if #ARGV > 7 then
+  -- Everything below the first pending entry is done; with none, all that was taken is.
+  local first = redis.call('XPENDING', stream, group, '-', '+', 1)[1]
+  if not first then
+    redis.call('HSET', lease, 'resume', last)
+  else
+    local ms, seq = string.match(first[1], '^(%d+)-(%d+)$')
+    local below = seq ~= '0' and ms .. '-' .. string.format('%.0f', tonumber(seq) - 1)
+    if ms ~= '0' and not below then below = string.format('%.0f', tonumber(ms) - 1) .. '-18446744073709551615' end
+    redis.call('HSET', lease, 'resume', below or '0-0')
+  end
+end
+
+local next_due, now = -1, nil
+local function head_of(set)
+  local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
+  if not head[1] then return nil end
+  now = now or now_ms(offset)
+  return tonumber(head[2]) - now
+end
+local function note(wait)
+  if wait and (next_due < 0 or wait < next_due) then next_due = math.max(wait, 0) end
+end
+
+local wait = head_of(delayed)
+if wait and wait <= 0 then
+  for _, item in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, 100)) do
+    local packed = redis.call('HGET', items, item)
+    if packed then redis.call('XADD', stream, '*', unpack(cmsgpack.unpack(packed))) end
+    redis.call('ZREM', delayed, item)
+    redis.call('HDEL', items, item)
+  end
+  wait = head_of(delayed)
+end
+note(wait)
+
+local due, ghosts = {}, 0
+wait = head_of(retry)
+if wait and wait <= 0 and tonumber(most_due) > 0 then
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', retry, '-inf', now, 'LIMIT', 0, most_due)) do
+    redis.call('ZREM', retry, id)
+    local fields = fields_of(stream, id)
+    if not fields then
+      ghosts = ghosts + settle(stream, group, attempts, id)
+    elseif #redis.call('XCLAIM', stream, group, owner, 0, id, 'JUSTID') > 0 then
+      due[#due + 1] = {id, fields, redis.call('HGET', attempts, id) or '', redis.call('HGET', attempts, 'c:' .. id) or '0'}
+    else
+      redis.call('HDEL', attempts, id, 'c:' .. id)
+    end
+  end
+  wait = head_of(retry)
+end
+note(wait)
+
+local fresh = tonumber(most) > 0 and
+  redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', most, 'STREAMS', stream, '>')
+return {1, acknowledged, fresh and fresh[1][2] or {}, due, next_due, ghosts}

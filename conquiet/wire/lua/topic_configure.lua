@@ -1,0 +1,8 @@
+-- Changes the policies of a topic.
+-- KEYS   meta
+-- ARGV   offset ms, policies
+-- RETURNS 1 changed | 0 there is no such topic
+--#include clock
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'policies', ARGV[2], 'updatedAt', string.format('%.0f', now_ms(ARGV[1])))
+return 1

@@ -1,0 +1,86 @@
+"""Lua by name: each script is a file in ``lua/``, sent by its hash, and whole only to a server that lacks it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from conquiet.wire.link import Link
+from conquiet.wire.parser import Reply
+from conquiet.wire.streams import pack
+
+__all__ = ["Call", "Script", "run", "run_many"]
+
+_INCLUDE: Final = re.compile(r"^--#include (\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its text, with the fragments that it includes, and its hash."""
+
+    name: str
+    text: str
+    sha: str
+
+    @staticmethod
+    @cache
+    def named(name: str) -> Script:
+        """The script in ``lua/<name>.lua``."""
+        text = _INCLUDE.sub(lambda match: _text(match[1]), _text(name))
+        return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    def __call__(self, keys: Sequence[str], *args: str | bytes | int) -> Call:
+        """A call with all its keys, which are in one slot."""
+        return Call(self, (len(keys), *keys, *args))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script and what it is called with."""
+
+    script: Script
+    words: tuple[str | bytes | int, ...]
+
+    def by_hash(self) -> bytes:
+        """The short form."""
+        return pack("EVALSHA", self.script.sha, *self.words)
+
+    def whole(self) -> bytes:
+        """The form that a server understands which has never seen the script."""
+        return pack("EVAL", self.script.text, *self.words)
+
+
+async def run(link: Link, key: str, call: Call) -> Reply:
+    """The reply to one call on ``key``; an error reply is raised as a ``QueueError``."""
+    [reply] = await run_many(link, key, (call,))
+    if isinstance(reply, Exception):
+        link.refuse(key, reply)
+    return reply
+
+
+async def run_many(link: Link, key: str, calls: Sequence[Call]) -> list[Reply]:
+    """The replies to calls that all belong to the node of ``key``, in one write; error replies as values.
+
+    A server that does not know a script has not run it: those calls, and only those, are sent again, whole.
+    """
+    replies = await link.call_many(key, [call.by_hash() for call in calls])
+    unknown = [at for at, reply in enumerate(replies) if is_noscript(reply)]
+    if unknown:
+        again = await link.call_many(key, [calls[at].whole() for at in unknown])
+        for at, reply in zip(unknown, again, strict=True):
+            replies[at] = reply
+    return replies
+
+
+def is_noscript(reply: Reply) -> bool:
+    """Whether the server refused a call because it has never seen the script."""
+    return isinstance(reply, Exception) and (type(reply).__name__ == "NoScriptError" or "NOSCRIPT" in str(reply))
+
+
+def _text(name: str) -> str:
+    return files("conquiet.wire").joinpath("lua", f"{name}.lua").read_text("utf-8")
