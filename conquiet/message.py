@@ -142,9 +142,10 @@ class Message:
 
     # Slots and plain attributes: this is made for each message, and a frozen dataclass costs four times as much.
     __slots__ = (
+        "_entry",
+        "_fields",
         "_headers",
         "epoch",
-        "fields",
         "group",
         "id",
         "key",
@@ -166,8 +167,18 @@ class Message:
     max_retries: int | None
     replayed_from: str | None
     epoch: int
-    fields: Mapping[bytes, bytes]
+    _entry: Sequence[bytes]
+    _fields: dict[bytes, bytes] | None
     _headers: dict[str, str] | None
+
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        """The entry as it is in Redis."""
+        fields = self._fields
+        if fields is None:
+            entry = self._entry
+            fields = self._fields = dict(zip(entry[::2], entry[1::2], strict=True))
+        return fields
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -191,8 +202,10 @@ class Message:
     @property
     def timestamp_ms(self) -> int:
         """The same in milliseconds since 1970."""
+        entry = self._entry
         try:
-            return int(self.fields[b"timestamp"])
+            # Where conquiet's own producers put it, or wherever else.
+            return int(entry[3] if len(entry) > 3 and entry[2] == b"timestamp" else self.fields[b"timestamp"])
         except (KeyError, ValueError):
             return int(self.id.partition("-")[0])
 

@@ -94,38 +94,48 @@ class Desk:
     def finished(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None:
         """A handler is done with a delivery."""
         partition = delivery.owner
-        options = self._options
+        if error is not None or partition.lease.lost:
+            self._failed(delivery, error, seconds)
+            return
+        partition.durations.append(seconds)
+        delivery.settled = True
+        partition.leaving.add(delivery.id)
+        acks = partition.acks
+        acks.append(delivery)
+        partition.finish(delivery)
+        if len(acks) == 1 or delivery.alone:  # else somebody was told already
+            self._tell(delivery)
+        elif self.ready:
+            self.wake_hands()
+
+    def _failed(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None:
+        partition, options = delivery.owner, self._options
         outcome: Outcome = Done() if error is None else judge(error, delivery, options.retry, options.dead_letter)
         result = kind_of(outcome)
-        partition.timings.setdefault(result, []).append(seconds)
+        partition.metrics.handled(partition.index, "fenced" if partition.lease.lost else result, [seconds])
         if partition.lease.lost:
             partition.metrics.fenced(partition.index, result, 1)
             return
         if error is not None:
             self._log_failure(delivery, error, result)
-        self._settle(delivery, outcome)
+        delivery.settled = True
+        partition.leaving.add(delivery.id)
+        partition.failed.append((delivery, outcome))
+        if not partition.blocks:
+            partition.finish(delivery, parked=isinstance(outcome, Park))
+        self._tell(delivery)
+
+    def _tell(self, delivery: Delivery) -> None:
+        if delivery.alone:
+            self._watcher.suspects(delivery.owner)
+        self._watcher.settled(delivery.owner)
+        self.wake_hands()
 
     async def settle_by_hand(self, delivery: Delivery, error: Exception | None) -> None:
         """Settle a pulled message; returns when Redis has it."""
         delivery.confirmed = asyncio.get_running_loop().create_future()
         self.finished(delivery, error, 0.0)
         await delivery.confirmed
-
-    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        partition = delivery.owner
-        delivery.settled = True
-        partition.leaving.add(delivery.id)
-        if isinstance(outcome, Done):
-            partition.acks.append(delivery)
-            partition.finish(delivery, parked=False)
-        else:
-            partition.failed.append((delivery, outcome))
-            if not partition.blocks:
-                partition.finish(delivery, parked=isinstance(outcome, Park))
-        if delivery.alone:
-            self._watcher.suspects(partition)
-        self._watcher.settled(partition)
-        self.wake_hands()
 
     def _log_failure(self, delivery: Delivery, error: BaseException, result: str) -> None:
         _log.warning(
@@ -263,8 +273,12 @@ class Desk:
             part.last_id = fresh[-1][0].decode()
             part.taken += len(fresh)
             part.metrics.consumed(part.index, len(fresh))
+            admit = part.admit
             for taken in self._exchanges.fresh(part, fresh):
-                self._admit(part, taken, part.admit)
+                if taken.is_plain:
+                    admit(taken.delivery)
+                else:
+                    self._admit(part, taken, admit)
 
     def _took_over(self, part: Partition, reply: Sequence[Reply]) -> None:
         _, page, entries, ghosts, last = reply
@@ -279,13 +293,13 @@ class Desk:
         part.suspicious |= any(taken.delivery.crashes >= _SUSPICIOUS for taken in found)
         for taken in found:
             self._admit_again(part, taken)
+        if part.parked:
+            part.due_in(0.0, self._site.clock.monotonic())  # the next take tells when the first is due
         part.page = page.decode() or None
         if part.page is None:
             part.crashed = part.running = ""
             part.last_id = last.decode()
             part.hot = True
-            if part.parked:
-                part.due_in(0.0, self._site.clock.monotonic())  # the next take tells when the first is due
             part.suspicious = False
         if part.careful:
             self._watcher.suspects(part)
@@ -324,6 +338,6 @@ class Desk:
         part.metrics.ghosts(part.index, count)
 
     def _flush_timings(self, part: Partition) -> None:
-        timings, part.timings = part.timings, {}
-        for result, seconds in timings.items():
-            part.metrics.handled(part.index, result, seconds)
+        if part.durations:
+            durations, part.durations = part.durations, []
+            part.metrics.handled(part.index, "ack", durations)

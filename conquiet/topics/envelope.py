@@ -39,36 +39,33 @@ def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[byt
     return fields
 
 
-def fill(
-    message: Message, topic: str, partition: int, group: str, epoch: int, id: str, raw: Sequence[bytes], codec: Codec
-) -> None:
+def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> None:
     """Make ``message`` the one that an entry holds; ``MalformedMessageError`` if it holds none."""
-    fill_blank(message, topic, partition, group, epoch, id, raw)
-    fields = message.fields
     try:
-        message.payload = _payload(fields, codec)
-        key = fields.get(b"key")
-        if key is not None:
-            message.key = key.decode()
-        if len(fields) - 1 - (b"timestamp" in fields) - (key is not None):  # more than the usual three: rare
-            _fill_rest(message, fields)
+        count = len(entry)
+        if entry[0] == b"payload" and (
+            (count == 6 and entry[4] == b"key" and entry[2] == b"timestamp")
+            or (count == 4 and entry[2] == b"timestamp")
+        ):
+            # As conquiet's own producers write it, with nothing special: no need to look further.
+            fill_blank(message, id, entry)
+            message.payload = codec.decode(entry[1])
+            if count == 6:
+                message.key = entry[5].decode()
+        else:
+            fill_blank(message, id, entry)
+            _fill_any(message, codec)
     except Exception as error:
-        raise MalformedMessageError(topic, id, raw, str(error) or type(error).__name__) from error
+        raise MalformedMessageError(message.topic, id, entry, str(error) or type(error).__name__) from error
 
 
-def fill_blank(
-    message: Message, topic: str, partition: int, group: str, epoch: int, id: str, raw: Sequence[bytes]
-) -> None:
+def fill_blank(message: Message, id: str, entry: Sequence[bytes]) -> None:
     """Make ``message`` stand for an entry whatever that holds."""
     message.id = id
-    message.topic = topic
-    message.partition = partition
-    message.group = group
-    message.epoch = epoch
-    message.fields = dict(zip(raw[::2], raw[1::2], strict=True))
+    message._entry = entry
     message.key = message.payload = message.max_retries = message.replayed_from = None
+    message._fields = message._headers = None
     message.retry_count = 0
-    message._headers = None
 
 
 def only_group(raw: Sequence[bytes]) -> bytes | None:
@@ -78,7 +75,12 @@ def only_group(raw: Sequence[bytes]) -> bytes | None:
     return dict(zip(raw[::2], raw[1::2], strict=True)).get(b"onlyGroup")
 
 
-def _fill_rest(message: Message, fields: Mapping[bytes, bytes]) -> None:
+def _fill_any(message: Message, codec: Codec) -> None:
+    fields = message.fields
+    message.payload = _payload(fields, codec)
+    key = fields.get(b"key")
+    if key is not None:
+        message.key = key.decode()
     message.retry_count = int(fields.get(b"retryCount", b"0"))
     most = fields.get(b"maxRetries")
     if most is not None:

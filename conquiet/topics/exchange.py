@@ -64,6 +64,11 @@ class Taken:
     parked_until: float | None = None
     was_others: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a message like most."""
+        return self.malformed is None and not self.is_foreign
+
 
 class Exchanges:
     """Builds the calls of one subscription and reads their answers."""
@@ -218,7 +223,8 @@ class Exchanges:
 
     def fresh(self, partition: Partition, entries: Sequence[Reply]) -> list[Taken]:
         """New entries."""
-        return [self._taken(partition, id.decode(), fields) for id, fields in entries]
+        taken = self._taken
+        return [taken(partition, id.decode(), fields) for id, fields in entries]
 
     def due(self, partition: Partition, entries: Sequence[Reply]) -> list[Taken]:
         """Parked entries whose time has come."""
@@ -247,19 +253,20 @@ class Exchanges:
     def _taken(self, partition: Partition, id: str, fields: list[bytes]) -> Taken:
         delivery = self._delivery()
         delivery.owner = partition
+        delivery.topic = partition.topic.name
+        delivery.partition = partition.index
+        delivery.group = self._group
+        delivery.epoch = partition.lease.epoch
         delivery.crashes = 0
-        delivery.settled = False
         delivery.confirmed = None
+        delivery.settled = delivery.alone = False
         delivery.timed = True
-        delivery.alone = False
-        names = (partition.topic.name, partition.index, self._group, partition.lease.epoch, id)
-        only = envelope.only_group(fields)
-        if only is not None and only != self._only:
-            envelope.fill_blank(delivery, *names, fields)
+        if b"onlyGroup" in fields and envelope.only_group(fields) not in (None, self._only):
+            envelope.fill_blank(delivery, id, fields)
             return Taken(delivery, is_foreign=True)
         try:
-            envelope.fill(delivery, *names, fields, self._codec)
+            envelope.fill(delivery, id, fields, self._codec)
         except MalformedMessageError as error:
-            envelope.fill_blank(delivery, *names, fields)
+            envelope.fill_blank(delivery, id, fields)
             return Taken(delivery, malformed=error)
         return Taken(delivery)

@@ -238,8 +238,9 @@ class Member:
         before = set(self._leases)
         for index in before - wanted:
             self._hand_over(index)
-        # What is its own without its knowing was given in an answer that never came.
-        free = [index for index in sorted(wanted - before) if owners.get(index, self._me) == self._me]
+        # What is its own without its knowing was given, or given back, in a call whose answer never came.
+        mine = {index for index, owner in owners.items() if owner == self._me}
+        free = sorted((wanted - owners.keys() | mine) - before - self._draining.keys())
         gated = [index for index in free if not await self._is_open(topic, index)]
         asked = [index for index in free if index not in gated]
         await asyncio.gather(*(self._acquire(topic, index) for index in asked))

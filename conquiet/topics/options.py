@@ -161,9 +161,7 @@ class SubscribeOptions:
             raise ConfigError("partition_modulo and partition_remainder go together")
         if self.partition_modulo is not None:
             rules.integer("partition_modulo", self.partition_modulo, least=1)
-            remainder = rules.integer("partition_remainder", self.partition_remainder, least=0)
-            if remainder >= self.partition_modulo:
-                raise ConfigError(f"partition_remainder must be below {self.partition_modulo}, not {remainder}")
+            rules.integer("partition_remainder", self.partition_remainder, least=0)
 
     @property
     def start_id(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal, Protocol
 
 from conquiet.errors import ConfigError, LeaseLostError
-from conquiet.metrics import GroupMetrics, Result
+from conquiet.metrics import GroupMetrics
 from conquiet.topics.delivery import Delivery
 from conquiet.topics.group import Acquired
 from conquiet.topics.options import Order
@@ -68,10 +68,9 @@ class Partition:
         self.page: str | None = "-"
         """Where the next page of the pending list begins; ``None`` once all of it was taken over."""
         self.hot = True
-        self.ask_at = 0.0
+        self.ask_at = self.cold_at = self.trim_at = 0.0
         self.failures = 0
         """Refusals in a row."""
-        self.trim_at = 0.0
         self.outbox = True
         """Whether dead letters may be waiting to be forwarded."""
         self.is_draining = False
@@ -87,10 +86,10 @@ class Partition:
         self.is_careful = False
         """Whether what was taken over is handled one at a time, and nothing else."""
         self.sending = self.taken = 0
-        self.cold_at = 0.0
         self.due_at: float | None = None
         """When the next parked or delayed entry falls due, by local time."""
-        self.timings: dict[Result, list[float]] = {}
+        self.durations: list[float] = []
+        """How long handlers took that were not reported yet."""
         self.reader: Reader | None = None
         self._keyless = keyless
         self._order = order
@@ -161,7 +160,7 @@ class Partition:
         """Whether a failed message holds up those behind it."""
         return self._order != "unordered"
 
-    def finish(self, delivery: Delivery, *, parked: bool) -> None:
+    def finish(self, delivery: Delivery, *, parked: bool = False) -> None:
         """The delivery is settled, or parked: let the next of its key go, unless order forbids."""
         self.held.pop(delivery.id, None)
         key = self._key(delivery)

@@ -132,6 +132,7 @@ class Reading:
 
     async def _turn(self, reader: _Reader, parts: Sequence[Partition]) -> bool:
         """One exchange with the node, if there is anything to say; whether there was."""
+        await asyncio.sleep(0)  # what was just taken is handled first, and settled along with the next take
         room = self._room()
         if 0 < room < self._options.max_inflight // 4 and not reader.has_lingered:
             # Handlers are at work: what a few more of them finish goes along.

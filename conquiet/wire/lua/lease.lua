@@ -19,9 +19,9 @@ end
 -- Takes a lease that nobody else holds: its epoch, and the owner before who did not release it, or ''.
 local function acquire(lease, owner, ttl, now)
   local previous = redis.call('HGET', lease, 'owner') or ''
-  if previous ~= owner then redis.call('HINCRBY', lease, 'epoch', 1) end
   redis.call('HSET', lease, 'owner', owner, 'until_ms', now + tonumber(ttl))
-  return redis.call('HGET', lease, 'epoch'), previous ~= owner and previous or ''
+  -- Also for the same owner: what it has under way under the lease that it forgot must not count.
+  return tostring(redis.call('HINCRBY', lease, 'epoch', 1)), previous ~= owner and previous or ''
 end
 
 -- Gives it up. The time stays, and tells when it was last held.

@@ -1,0 +1,364 @@
+"""The one lease: taken by one at a time, fenced by owner and epoch, never by the clock alone."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from conquiet.errors import QueueError
+from conquiet.wire.address import Address
+from conquiet.wire.keys import Keys
+from conquiet.wire.lease import Lease
+from conquiet.wire.link import Link
+from conquiet.wire.scripts import Script, run
+from conquiet.wire.streams import pack
+
+TTL: Final = 15_000
+A: Final = "worker-1#a"
+B: Final = "worker-2#b"
+ACQUIRE: Final = Script.named("partition_acquire")
+RENEW: Final = Script.named("lease_renew")
+RELEASE: Final = Script.named("partition_release")
+SUSPECT: Final = Script.named("lease_suspect")
+DELETE: Final = Script.named("group_delete")
+
+
+@dataclass
+class Desk:
+    """One partition and group, by script and by command; ``later`` ms are added to the server's time."""
+
+    link: Link
+    stream: str
+    later: int = 0
+    group: str = "billing"
+
+    @property
+    def key(self) -> str:
+        return Keys().lease(self.stream, self.group)
+
+    async def acquire(self, owner: str, *, since: int = 2**53, known: str = "0", lost: str = "fail") -> Any:
+        call = ACQUIRE([self.key, self.stream], owner, TTL, self.later, self.group, "0-0", since, known, lost)
+        return await run(self.link, self.stream, call)
+
+    async def renew(self, owner: str, epoch: int) -> Any:
+        return await run(self.link, self.stream, RENEW([self.key], owner, epoch, TTL, self.later))
+
+    async def release(self, owner: str, epoch: int) -> Any:
+        return await run(self.link, self.stream, RELEASE([self.key, self.stream], owner, epoch, self.group))
+
+    async def suspect(self, owner: str, epoch: int, id: str) -> Any:
+        return await run(self.link, self.stream, SUSPECT([self.key], owner, epoch, id))
+
+    async def delete_group(self) -> None:
+        keys = Keys()
+        lease, retry, attempts, outbox = keys.of_group(self.stream, self.group)
+        names = [lease, self.stream, retry, attempts, outbox, keys.trim(self.stream)]
+        await run(self.link, self.stream, DELETE(names, self.later, self.group))
+
+    async def call(self, *words: str | int) -> Any:
+        return await self.link.call(self.stream, pack(*words))
+
+    async def fields(self) -> dict[str, str]:
+        flat = [word.decode() for word in await self.call("HGETALL", self.key)]
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    async def now(self) -> int:
+        seconds, micros = await self.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000 + self.later
+
+
+@pytest.fixture
+async def desk(url: str) -> AsyncIterator[Desk]:
+    link = Link(Address.of(url))
+    yield Desk(link, f"t:{secrets.token_hex(6)}")
+    await link.aclose()
+
+
+# --- acquire -------------------------------------------------------------------------------------------------
+
+
+async def test_a_free_lease_is_given_with_the_first_epoch(desk: Desk) -> None:
+    before = await desk.now()
+    assert await desk.acquire(A) == [b"OK", b"1", b"", b"", b"0-0"]
+    held = await desk.fields()
+    assert set(held) == {"owner", "epoch", "until_ms"}
+    assert (held["owner"], held["epoch"]) == (A, "1")
+    assert before + TTL <= int(held["until_ms"]) <= await desk.now() + TTL
+
+
+async def test_the_lease_has_no_ttl(desk: Desk) -> None:
+    await desk.acquire(A)
+    assert await desk.call("PTTL", desk.key) == -1
+
+
+async def test_a_held_lease_is_refused_to_others_and_nothing_changes(desk: Desk) -> None:
+    await desk.acquire(A)
+    held = await desk.fields()
+    status, owner, left = await desk.acquire(B)
+    assert (status, owner) == (b"HELD", A.encode())
+    assert 0 < left <= TTL
+    assert await desk.fields() == held
+
+
+async def test_acquiring_again_is_a_new_epoch_for_longer(desk: Desk) -> None:
+    """An answer that was lost is asked for again; what was begun under the epoch that it told must not count."""
+    await desk.acquire(A)
+    until = int((await desk.fields())["until_ms"])
+    desk.later += 5000
+    assert await desk.acquire(A) == [b"OK", b"2", b"", b"", b"0-0"]
+    assert int((await desk.fields())["until_ms"]) >= until + 5000
+
+
+async def test_one_that_ran_out_goes_to_another_in_the_next_epoch(desk: Desk) -> None:
+    await desk.acquire(A)
+    desk.later += TTL + 1
+    assert await desk.acquire(B) == [b"OK", b"2", A.encode(), b"", b"0-0"]
+
+
+async def test_one_that_was_released_goes_to_another_at_once_and_names_no_crash(desk: Desk) -> None:
+    await desk.acquire(A)
+    assert await desk.release(A, 1) == 1
+    assert await desk.acquire(B) == [b"OK", b"2", b"", b"", b"0-0"]
+
+
+async def test_the_epoch_never_begins_again(desk: Desk) -> None:
+    for epoch in range(1, 6):
+        owner = f"worker#{epoch % 2}"
+        _, given, *_ = await desk.acquire(owner)
+        assert int(given) == epoch
+        await desk.release(owner, epoch)
+    await desk.delete_group()
+    _, given, *_ = await desk.acquire(A)
+    assert int(given) > 5
+
+
+async def test_an_owner_that_comes_back_after_it_was_replaced_has_a_new_epoch(desk: Desk) -> None:
+    await desk.acquire(A)
+    desk.later += TTL + 1
+    await desk.acquire(B)
+    desk.later += TTL + 1
+    assert (await desk.acquire(A))[:3] == [b"OK", b"3", B.encode()]
+    assert await desk.renew(A, 1) == 0
+
+
+async def test_the_next_owner_is_told_what_was_being_handled(desk: Desk) -> None:
+    await desk.acquire(A)
+    assert await desk.suspect(A, 1, "5-1") == 1
+    desk.later += TTL + 1
+    assert (await desk.acquire(B))[2:4] == [A.encode(), b"5-1"]
+
+
+async def test_it_is_told_again_when_that_answer_was_lost(desk: Desk) -> None:
+    """Else a crash would not be counted."""
+    await desk.acquire(A)
+    await desk.suspect(A, 1, "5-1")
+    desk.later += TTL + 1
+    first = await desk.acquire(B)
+    assert first[2:] == [A.encode(), b"5-1", b"0-0"]
+    assert (await desk.acquire(B))[2:] == first[2:]
+
+
+async def test_the_owner_after_that_is_told_of_no_older_crash(desk: Desk) -> None:
+    await desk.acquire(A)
+    await desk.suspect(A, 1, "5-1")
+    desk.later += TTL + 1
+    await desk.acquire(B)
+    await desk.release(B, 2)
+    assert (await desk.acquire(A))[2:4] == [b"", b""]
+
+
+async def test_the_server_time_decides_and_not_a_clock_that_is_ahead(desk: Desk) -> None:
+    await desk.acquire(A)
+    desk.later += TTL - 1000
+    assert (await desk.acquire(B))[0] == b"HELD"
+
+
+# --- the group that comes with it -----------------------------------------------------------------------------
+
+
+async def test_the_group_is_made_where_there_is_none(desk: Desk) -> None:
+    await desk.call("XADD", desk.stream, "7-1", "payload", "1")
+    assert (await desk.acquire(A))[-1] == b"0-0"
+    [group] = await desk.call("XINFO", "GROUPS", desk.stream)
+    assert group[1] == b"billing"
+
+
+async def test_a_group_that_was_there_and_is_gone_is_not_made_anew(desk: Desk) -> None:
+    await desk.call("XADD", desk.stream, "7-1", "payload", "1")
+    assert await desk.acquire(A, known="1") == [b"NOGROUP"]
+    assert await desk.fields() == {}
+
+
+@pytest.mark.parametrize(("lost", "start"), [("0-0", b"0-0"), ("$", b"7-1"), ("resume", b"6-3")])
+async def test_unless_the_caller_says_where_it_goes_on(desk: Desk, lost: str, start: bytes) -> None:
+    await desk.call("XADD", desk.stream, "7-1", "payload", "1")
+    await desk.call("HSET", desk.key, "resume", "6-3")
+    assert (await desk.acquire(A, known="1", lost=lost))[-1] == start
+
+
+async def test_after_a_flush_a_known_group_begins_at_the_beginning(desk: Desk) -> None:
+    assert (await desk.acquire(A, known="1"))[-1] == b"0-0"
+
+
+async def test_who_joined_before_a_group_was_deleted_is_refused(desk: Desk) -> None:
+    await desk.acquire(A)
+    joined = await desk.now()
+    await desk.delete_group()
+    assert await desk.acquire(A, since=joined) == [b"DELETED"]
+    assert await desk.acquire(B, since=joined) == [b"DELETED"]
+    assert (await desk.fields()).keys() == {"epoch", "deleted_ms"}
+
+
+async def test_who_joined_after_it_was_deleted_makes_it_anew(desk: Desk) -> None:
+    await desk.acquire(A)
+    await desk.delete_group()
+    desk.later += 1
+    assert (await desk.acquire(B, since=await desk.now() + 1))[0] == b"OK"
+    assert "deleted_ms" not in await desk.fields()
+
+
+async def test_deleting_a_group_fences_its_owner_off(desk: Desk) -> None:
+    await desk.acquire(A)
+    await desk.delete_group()
+    assert await desk.renew(A, 1) == 0
+    assert await desk.release(A, 1) == 0
+    assert await desk.suspect(A, 1, "5-1") == 0
+
+
+async def test_something_else_under_the_partitions_key_leaves_no_lease_behind(desk: Desk) -> None:
+    await desk.call("SET", desk.stream, "hello")
+    with pytest.raises(QueueError, match="WRONGTYPE"):
+        await desk.acquire(A)
+    assert await desk.fields() == {}
+
+
+# --- renew and release ----------------------------------------------------------------------------------------
+
+
+async def test_renewing_prolongs_it(desk: Desk) -> None:
+    await desk.acquire(A)
+    desk.later += 10_000
+    assert await desk.renew(A, 1) == 1
+    desk.later += 10_000
+    assert (await desk.acquire(B))[0] == b"HELD"
+
+
+async def test_a_late_renewal_is_good_while_nobody_has_taken_over(desk: Desk) -> None:
+    await desk.acquire(A)
+    desk.later += 10 * TTL
+    assert await desk.renew(A, 1) == 1
+    assert (await desk.acquire(B))[0] == b"HELD"
+
+
+@pytest.mark.parametrize(("owner", "epoch"), [(B, 1), (A, 2), (A, 0), ("", 1)])
+async def test_neither_another_owner_nor_another_epoch_can_use_it(desk: Desk, owner: str, epoch: int) -> None:
+    await desk.acquire(A)
+    await desk.suspect(A, 1, "5-1")
+    held = await desk.fields()
+    desk.later += 1000
+    assert await desk.renew(owner, epoch) == 0
+    assert await desk.release(owner, epoch) == 0
+    assert await desk.suspect(owner, epoch, "6-1") == 0
+    assert await desk.fields() == held
+
+
+async def test_after_the_takeover_the_old_owner_can_do_nothing(desk: Desk) -> None:
+    await desk.acquire(A)
+    desk.later += TTL + 1
+    await desk.acquire(B)
+    held = await desk.fields()
+    assert await desk.renew(A, 1) == 0
+    assert await desk.release(A, 1) == 0
+    assert await desk.fields() == held
+
+
+async def test_renewing_never_creates(desk: Desk) -> None:
+    assert await desk.renew(A, 1) == -1
+    assert await desk.call("EXISTS", desk.key) == 0
+
+
+async def test_a_released_lease_cannot_be_renewed_or_released_again(desk: Desk) -> None:
+    await desk.acquire(A)
+    assert await desk.release(A, 1) == 1
+    assert await desk.renew(A, 1) == 0
+    assert await desk.release(A, 1) == 0
+    assert (await desk.fields())["epoch"] == "1"
+
+
+async def test_releasing_takes_the_name_off_the_group_unless_entries_are_pending_under_it(desk: Desk) -> None:
+    async def names() -> list[bytes]:
+        return [row[1] for row in await desk.call("XINFO", "CONSUMERS", desk.stream, desk.group)]
+
+    await desk.acquire(A)
+    id = await desk.call("XADD", desk.stream, "*", "payload", "1")
+    await desk.call("XREADGROUP", "GROUP", desk.group, A, "STREAMS", desk.stream, ">")
+    await desk.release(A, 1)
+    assert await names() == [A.encode()]
+    await desk.acquire(A)
+    await desk.call("XACK", desk.stream, desk.group, id.decode())
+    await desk.release(A, 2)
+    assert await names() == []
+
+
+async def test_no_suspect_is_left_when_it_was_handled_or_the_lease_released(desk: Desk) -> None:
+    await desk.acquire(A)
+    await desk.suspect(A, 1, "5-1")
+    assert await desk.suspect(A, 1, "") == 1
+    assert "running" not in await desk.fields()
+    await desk.suspect(A, 1, "6-1")
+    await desk.release(A, 1)
+    assert (await desk.acquire(B))[3] == b""
+
+
+# --- the holder's own clock ------------------------------------------------------------------------------------
+
+
+def lease(asked: float = 100.0) -> Lease:
+    return Lease.acquired("key", A, 1, 10.0, asked)
+
+
+def test_the_holder_stops_before_the_lease_can_have_run_out() -> None:
+    held = lease(asked=100.0)
+    assert held.is_safe(108.9)
+    assert not held.is_safe(109.1)
+
+
+def test_a_renewal_counts_from_when_it_was_asked() -> None:
+    held = lease(asked=100.0)
+    held.renewed(1, asked=105.0)
+    assert held.is_safe(113.9)
+    assert not held.is_safe(114.1)
+
+
+def test_an_older_answer_does_not_shorten_it() -> None:
+    held = lease(asked=100.0)
+    held.renewed(1, asked=90.0)
+    assert held.is_safe(108.9)
+
+
+@pytest.mark.parametrize("reply", [0, -1])
+def test_a_refused_renewal_is_final(reply: int) -> None:
+    held = lease()
+    held.renewed(reply, asked=101.0)
+    assert held.lost
+    held.renewed(1, asked=102.0)
+    assert not held.is_safe(102.0)
+
+
+def test_an_error_tells_nothing_of_the_lease() -> None:
+    held = lease(asked=100.0)
+    held.renewed(QueueError("away"), asked=105.0)
+    assert held.is_safe(108.9)
+    assert not held.is_safe(109.1)
+
+
+async def test_its_renewal_is_the_script(desk: Desk) -> None:
+    _, epoch, *_ = await desk.acquire(A)
+    held = Lease.acquired(desk.key, A, int(epoch), TTL / 1000, asked=0.0)
+    before = await desk.now()
+    assert await run(desk.link, desk.stream, held.renewal(60_000)) == 1
+    assert int((await desk.fields())["until_ms"]) >= before + TTL + 60_000

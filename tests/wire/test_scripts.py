@@ -1,0 +1,158 @@
+"""Lua by name: sent by hash, whole only where the server lacks it, and never twice where it ran."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import pytest
+from redis.exceptions import ResponseError
+
+import conquiet
+from conquiet import EmbeddedRedis, QueueError
+from conquiet.wire.address import Address
+from conquiet.wire.link import Link
+from conquiet.wire.scripts import Call, Script, is_noscript, run, run_many
+from conquiet.wire.streams import pack
+from tests.conftest import Rung
+from tests.rigs.proxy import Proxy
+
+TEXTS: Final = {
+    file.name.removesuffix(".lua"): file.read_text("utf-8")
+    for file in files("conquiet.wire").joinpath("lua").iterdir()
+    if file.name.endswith(".lua")
+}
+FRAGMENTS: Final = {name for name, text in TEXTS.items() if text.startswith("-- Fragment: ")}
+SCRIPTS: Final = sorted(TEXTS.keys() - FRAGMENTS)
+
+COUNTER: Final = "return redis.call('INCR', KEYS[1])"
+
+
+def script(text: str) -> Script:
+    return Script("test", text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def fresh() -> Script:
+    """A script that counts up a key, and that no server has seen."""
+    return script(f"{COUNTER} -- {secrets.token_hex(8)}")
+
+
+@pytest.fixture
+def key() -> str:
+    return f"t:{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+async def proxy(url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def link(proxy: Proxy) -> AsyncIterator[Link]:
+    link = Link(Address.of(proxy.url))
+    yield link
+    await link.aclose()
+
+
+# --- the files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_includes_are_all_resolved(name: str) -> None:
+    assert "--#include" not in Script.named(name).text
+
+
+def test_an_include_is_replaced_by_the_fragment() -> None:
+    assert TEXTS["clock"] in Script.named("lease_renew").text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_says_what_it_takes_and_gives(name: str) -> None:
+    assert re.findall(r"^-- (KEYS|ARGV|RETURNS)\b", TEXTS[name], re.MULTILINE) == ["KEYS", "ARGV", "RETURNS"]
+
+
+def test_each_script_is_used_and_each_fragment_included() -> None:
+    package = Path(conquiet.__file__).parent
+    code = "".join(path.read_text("utf-8") for path in package.rglob("*.py"))
+    included = re.findall(r"^--#include (\w+)$", "".join(TEXTS.values()), re.MULTILINE)
+    assert set(re.findall(r'Script\.named\("(\w+)"\)', code)) == set(SCRIPTS)
+    assert set(included) == FRAGMENTS
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_every_server_compiles_each_script_to_the_hash_that_is_sent(name: str, link: Link) -> None:
+    found = Script.named(name)
+    assert await link.call("any", pack("SCRIPT", "LOAD", found.text)) == found.sha.encode()
+
+
+# --- calls -------------------------------------------------------------------------------------------------
+
+
+async def test_a_script_is_sent_by_its_hash(link: Link, proxy: Proxy, key: str) -> None:
+    call = fresh()([key])
+    await run(link, key, call)
+    assert (proxy.count(b"EVALSHA"), proxy.count(b"\r\nEVAL\r\n")) == (1, 1)
+    assert await run(link, key, call) == 2
+    assert (proxy.count(b"EVALSHA"), proxy.count(b"\r\nEVAL\r\n")) == (2, 1)
+
+
+async def test_only_refused_calls_are_sent_again(link: Link, proxy: Proxy, key: str) -> None:
+    known = fresh()
+    unknown = script(f"return {{redis.call('INCR', KEYS[1]), ARGV[1]}} -- {secrets.token_hex(8)}")
+    await run(link, key, known([key]))
+    calls = [known([key]), unknown([key], "a"), known([key]), unknown([key], "b")]
+    assert await run_many(link, key, calls) == [2, [4, b"a"], 3, [5, b"b"]]
+    assert proxy.count(known.text.encode()) == 1
+    assert proxy.count(unknown.text.encode()) == 2
+
+
+async def test_keys_and_arguments_arrive_as_they_are(link: Link, key: str) -> None:
+    echo = script("return {KEYS[1], ARGV[1], ARGV[2], ARGV[3], #KEYS, #ARGV}")
+    assert await run(link, key, echo([key], "Grüße", b"\x00\xff", 12)) == [
+        key.encode(), "Grüße".encode(), b"\x00\xff", b"12", 1, 3,
+    ]  # fmt: skip
+
+
+async def test_the_error_of_a_script_is_a_queue_error_that_names_the_key(link: Link, key: str) -> None:
+    with pytest.raises(QueueError, match=f"{key}.*gone wrong") as caught:
+        await run(link, key, script("return redis.error_reply('ERR gone wrong')")([key]))
+    assert isinstance(caught.value.__cause__, ResponseError)
+
+
+async def test_an_error_among_many_is_a_value_and_hurts_no_other(link: Link, key: str) -> None:
+    counter, broken = fresh(), script("return redis.error_reply('ERR gone wrong')")
+    one, error, two = await run_many(link, key, [counter([key]), broken([key]), counter([key])])
+    assert (one, two) == (1, 2)
+    assert isinstance(error, ResponseError)
+
+
+async def test_a_lost_answer_is_not_asked_for_again(link: Link, proxy: Proxy, key: str) -> None:
+    call = fresh()([key])
+    await run(link, key, call)
+    cut = proxy.cut(b"EVALSHA")
+    with pytest.raises(QueueError):
+        await run(link, key, call)
+    assert cut.is_set()
+    assert await link.call(key, pack("GET", key)) == b"2"
+
+
+async def test_scripts_come_back_after_the_server_forgot_them(rung: Rung, key: str) -> None:
+    async with EmbeddedRedis(binary=rung.binary or None) as server:
+        link = Link(Address.of(server.url))
+        calls: list[Call] = [fresh()([key]), fresh()([key])]
+        assert await run_many(link, key, calls) == [1, 2]
+        await link.call(key, pack("SCRIPT", "FLUSH"))
+        assert await run_many(link, key, calls) == [3, 4]
+        await link.aclose()
+
+
+def test_only_a_refusal_for_want_of_the_script_counts_as_one() -> None:
+    assert is_noscript(ResponseError("NOSCRIPT No matching script. Please use EVAL."))
+    assert not is_noscript(ResponseError("ERR value is not an integer"))
+    assert not is_noscript(b"NOSCRIPT")
