@@ -43,9 +43,13 @@ def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> Non
     """Make ``message`` the one that an entry holds; ``MalformedMessageError`` if it holds none."""
     try:
         count = len(entry)
-        if entry[0] == b"payload" and (
-            (count == 6 and entry[4] == b"key" and entry[2] == b"timestamp")
-            or (count == 4 and entry[2] == b"timestamp")
+        if (
+            count
+            and entry[0] == b"payload"
+            and (
+                (count == 6 and entry[4] == b"key" and entry[2] == b"timestamp")
+                or (count == 4 and entry[2] == b"timestamp")
+            )
         ):
             # As conquiet's own producers write it, with nothing special: no need to look further.
             fill_blank(message, id, entry)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from conquiet.wire.scripts import Call, Script
 
 __all__ = ["Exchanges", "Step", "Taken"]
 
+_log = logging.getLogger("conquiet.topics")
 _TAKE: Final = Script.named("take")
 _TAKEOVER: Final = Script.named("takeover")
 _PARK: Final = Script.named("park")
@@ -206,18 +208,17 @@ class Exchanges:
 
     def _replaced(self, delivery: Delivery) -> list[bytes] | None:
         """The fields that a dead letter holds instead of its entry's; ``None`` to keep them as they are."""
-        letters, fields = self._letters, dict(delivery.fields)
-        if len(fields) > _MOST_FIELDS:
+        if len(delivery._entry) // 2 > _MOST_FIELDS:
             return []
+        letters = self._letters
         if letters.transform is None and not letters.drop_headers:
             return None
-        if letters.drop_headers and b"headers" in fields:
-            dropped = {*letters.drop_headers, "partitionId"}
-            kept = {name: value for name, value in delivery.headers.items() if name not in dropped}
-            fields[b"headers"] = json.encode_object(kept)
-        if letters.transform is not None:
-            fields = dict(letters.transform(fields))
-        return [word for pair in fields.items() for word in pair]
+        try:
+            return _words(_transformed(delivery, letters))
+        except Exception:
+            # A letter that tells too much is better than none.
+            _log.exception("a dead letter is left as it is, since its policy failed")
+            return None
 
     # --- answers -------------------------------------------------------------------------------------------
 
@@ -270,3 +271,19 @@ class Exchanges:
             envelope.fill_blank(delivery, id, fields)
             return Taken(delivery, malformed=error)
         return Taken(delivery)
+
+
+def _transformed(delivery: Delivery, letters: DeadLetterPolicy) -> Mapping[bytes, bytes]:
+    fields = dict(delivery.fields)
+    if letters.drop_headers and b"headers" in fields:
+        dropped = {*letters.drop_headers, "partitionId"}
+        kept = {name: value for name, value in delivery.headers.items() if name not in dropped}
+        fields[b"headers"] = json.encode_object(kept)
+    return fields if letters.transform is None else letters.transform(fields)
+
+
+def _words(fields: Mapping[bytes, bytes]) -> list[bytes]:
+    words = [word for pair in fields.items() for word in pair]
+    if not all(isinstance(word, bytes) for word in words):
+        raise TypeError(f"transform must return names and values as bytes, not {fields!r}")
+    return words

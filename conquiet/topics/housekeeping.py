@@ -7,6 +7,7 @@ from typing import Final
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
+from conquiet.metrics import producer_metrics
 from conquiet.topics import deadletter, retention
 from conquiet.topics.desk import Desk
 from conquiet.topics.partition import Partition
@@ -72,5 +73,7 @@ class Housekeeping:
         except QueueError as error:
             _log.warning("%r: could not trim: %s", partition.stream, error)
             return
+        if trimmed.dropped:
+            producer_metrics(partition.topic.name).dropped(partition.index, trimmed.dropped)
         for group in trimmed.expired_groups:
             _log.warning("%r: group %r is idle and holds nothing back any more", partition.stream, group)

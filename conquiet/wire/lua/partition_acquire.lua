@@ -20,7 +20,8 @@ local there = exists and group_row(stream, group)
 if not there then
   if known == '1' then
     start = '0-0'
-    if exists then
+    -- A lease outlives its group; where it is gone too, the server has forgotten everything.
+    if exists and redis.call('HEXISTS', lease, 'epoch') == 1 then
       if lost == 'fail' then return {'NOGROUP'} end
       start = lost == 'resume' and (resume or '0-0') or lost
     end
