@@ -108,6 +108,8 @@ class QueueMessage:
 class EntryId(str):
     """An entry's ID, ``ms-seq``, that also knows its ``partition``."""
 
+    __slots__ = ("partition",)
+
     partition: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __new__(cls, id: str, partition: int) -> Self:
@@ -116,8 +118,8 @@ class EntryId(str):
         entry.partition = partition
         return entry
 
-    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
-        return str(self), self.partition
+    def __reduce__(self) -> tuple[type[EntryId], tuple[str, int]]:
+        return EntryId, (str(self), self.partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ _STEP: Final = 1.0
 
 
 @asynccontextmanager
-async def embedded_broker(**options: Any) -> AsyncIterator[tuple[Broker, ManualClock]]:
+async def embedded_broker(**options: Any) -> AsyncGenerator[tuple[Broker, ManualClock]]:
     """A broker on a redis-server of its own that goes with it, and the clock by which its leases and retries run.
 
     ``options`` are those of ``Broker``.

@@ -12,7 +12,7 @@ from conquiet.kit import rules
 from conquiet.message import DATA, Message, Outgoing
 from conquiet.topics.codec import Codec
 
-__all__ = ["LARGEST", "fields_of", "fill", "fill_blank", "only_group"]
+__all__ = ["LARGEST", "fields_of", "fill", "fill_blank", "is_plain", "only_group", "payload_of", "text_of"]
 
 LARGEST: Final = 512 << 20  # Redis' own limit for one value
 _RESERVED: Final = "partitionId"
@@ -20,14 +20,12 @@ _RESERVED: Final = "partitionId"
 
 def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[bytes | str | int]:
     """The entry's fields and values in turn. Refuses whatever would not come back as it was given."""
-    payload = codec.encode(message.payload)
-    if len(payload) > LARGEST:
-        raise PayloadError("$", f"is {len(payload)} bytes encoded, but Redis takes {LARGEST} at most")
+    payload = payload_of(message, codec)
     if legacy:
         return [DATA, _legacy(message, payload)]
     fields: list[bytes | str | int] = [b"payload", payload, b"timestamp", int(time.time() * 1000)]
     if message.key is not None:
-        fields += (b"key", _text("key", message.key))
+        fields += (b"key", text_of("key", message.key))
     if message.headers is not None and (headers := _headers(message.headers)):
         fields += (b"headers", headers)
     if message.message_id is not None:
@@ -37,6 +35,19 @@ def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[byt
     if codec.name != "json":
         fields += (b"codec", codec.name)
     return fields
+
+
+def payload_of(message: Outgoing, codec: Codec) -> bytes:
+    """The encoded payload, no larger than Redis takes it."""
+    payload = codec.encode(message.payload)
+    if len(payload) > LARGEST:
+        raise PayloadError("$", f"is {len(payload)} bytes encoded, but Redis takes {LARGEST} at most")
+    return payload
+
+
+def is_plain(message: Outgoing) -> bool:
+    """Whether its entry has no more than a payload, a timestamp and a key."""
+    return message.headers is None and message.message_id is None and message.max_retries is None
 
 
 def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> None:
@@ -117,7 +128,8 @@ def _legacy(message: Outgoing, payload: bytes) -> bytes:
     return payload
 
 
-def _text(what: str, value: object) -> bytes:
+def text_of(what: str, value: object) -> bytes:
+    """``value`` in UTF-8, if it is a string that has one."""
     if not isinstance(value, str):
         raise ConfigError(f"{what} must be a string, not {value!r}")
     try:

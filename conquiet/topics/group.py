@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
@@ -22,7 +22,7 @@ from conquiet.wire import streams
 from conquiet.wire.lease import Lease
 from conquiet.wire.link import Link
 from conquiet.wire.parser import Reply
-from conquiet.wire.scripts import Script, run, run_many
+from conquiet.wire.scripts import Call, Script, run, run_many
 from conquiet.wire.streams import pack
 
 __all__ = ["Acquired", "Crew", "Member"]
@@ -35,6 +35,7 @@ _BEAT: Final = Script.named("member_beat")
 _LEAVE: Final = Script.named("member_leave")
 _GLANCE: Final = 0.25
 """How often a member looks whether something changed in its group, in seconds: one GET."""
+_PATIENCE: Final = 1.0
 _LOST: Final = {"fail": "fail", "earliest": "0-0", "latest": "$", "resume": "resume"}
 
 
@@ -151,14 +152,21 @@ class Member:
             await on_private_loop(self._beating.aclose())
             return
         try:
-            await asyncio.gather(*(self._release(index) for index in list(self._leases)))
-            key = self._site.keys.members(self._topic_name, self._group)
-            await self._site.run(key, _LEAVE(self._member_keys(), self._me))
-        except QueueError as error:  # the leases run out by themselves
-            _log.warning("group %r of topic %r: cannot leave: %s", self._group, self._topic_name, error)
+            for work in (*(self._release(index) for index in list(self._leases)), self._sign_off()):
+                await self._attempt(work)
         finally:
             await on_private_loop(self._beating.aclose())
             self._metrics.forget()
+
+    async def _sign_off(self) -> None:
+        keys = self._member_keys()
+        await self._insist(keys[0], _LEAVE(keys, self._me))
+
+    async def _attempt(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except QueueError as error:  # leases and membership run out by themselves
+            _log.warning("group %r of topic %r: cannot leave: %s", self._group, self._topic_name, error)
 
     def lose(self, stream: str) -> None:
         """Somebody was told that a lease is gone: forget it and look again."""
@@ -247,8 +255,8 @@ class Member:
         if set(self._leases) != before:
             self._metrics.rebalanced()
             self._metrics.owned(len(self._leases))
-        failed = any(index not in self._leases for index in asked)
-        pause = _GLANCE if gated or failed else max(min(next_look, self._options.lease_ttl / 3), 0.05)
+        unsettled = any(index not in self._leases or index not in wanted for index in asked)
+        pause = _GLANCE if gated or unsettled else max(min(next_look, self._options.lease_ttl / 3), 0.05)
         self._look_at = self._site.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
@@ -333,8 +341,20 @@ class Member:
             return
         stream = self.topic.stream(self._site.keys, index)
         self._forget(index)  # first: a renewal that comes later must not find it lost
-        if await self._site.run(stream, _RELEASE([lease.key, stream], lease.owner, lease.epoch, self._group)) == 0:
+        call = _RELEASE([lease.key, stream], lease.owner, lease.epoch, self._group)
+        if await self._insist(stream, call) == 0:
             self._metrics.fenced(index, "release", 1)
+
+    async def _insist(self, key: str, call: Call) -> Reply:
+        """The reply to a call that can be repeated, tried again for a moment if there is none."""
+        until = self._site.clock.monotonic() + _PATIENCE
+        while True:
+            try:
+                return await self._site.run(key, call)
+            except QueueError:
+                if self._site.clock.monotonic() >= until:
+                    raise
+                await self._site.clock.sleep(_PATIENCE / 5)
 
     def _forget(self, index: int) -> None:
         self._leases.pop(index, None)

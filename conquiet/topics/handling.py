@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,7 @@ BatchHandler: TypeAlias = (
     Callable[[Sequence[Message]], Awaitable[Sequence[BaseException | None] | None]]
     | Callable[[Sequence[Message]], Sequence[BaseException | None] | None]
 )
+_log = logging.getLogger("conquiet.topics")
 _AT_A_STRETCH: Final = 100
 """How many messages a handler that never waits may handle before others get a turn on the loop."""
 
@@ -120,7 +122,7 @@ class Handling:
                     if self._is_ending(raised):
                         raise
                     error = raised
-                self._finished(delivery, error, time.perf_counter() - started)
+                self._report(delivery, error, time.perf_counter() - started)
                 turns += 1
                 if turns % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
@@ -139,9 +141,16 @@ class Handling:
                     self._busy.discard(owner)
                 seconds = (time.perf_counter() - started) / len(batch)
                 for delivery, error in zip(batch, errors, strict=True):
-                    self._finished(delivery, error, seconds)
+                    self._report(delivery, error, seconds)
         finally:
             self._runners -= 1
+
+    def _report(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None:
+        try:
+            self._finished(delivery, error, seconds)
+        except Exception as mistake:  # whatever it is, the message must not be held for ever
+            _log.exception("message %s could not be judged", delivery.id)
+            self._finished(delivery, RuntimeError(f"{type(mistake).__name__} in judging the outcome"), seconds)
 
     def _next_batch(self) -> list[Delivery]:
         """Deliveries of one partition that no other runner is busy with, in order."""

@@ -149,12 +149,17 @@ class SubscribeOptions:
             raise ConfigError(f"retry must be a RetryPolicy, not {self.retry!r}")
         if not isinstance(self.dead_letter, DeadLetterPolicy):
             raise ConfigError(f"dead_letter must be a DeadLetterPolicy, not {self.dead_letter!r}")
-        if self.batch_handler and self.order != "unordered":
-            raise ConfigError(f"a batch_handler gets whole runs of a partition: order {self.order!r} is not for it")
         if self.consumer is not None:
             name("consumer", self.consumer)
+        self._check_order()
         self._check_pinning()
         _ = self.start_id
+
+    def _check_order(self) -> None:
+        if self.retry.mode == "requeue" and self.order != "unordered":
+            raise ConfigError(f"a requeued message goes behind the others: order {self.order!r} needs mode='park'")
+        if self.batch_handler and self.order != "unordered":
+            raise ConfigError(f"a batch_handler gets whole runs of a partition: order {self.order!r} is not for it")
 
     def _check_pinning(self) -> None:
         if (self.partition_modulo is None) != (self.partition_remainder is None):

@@ -115,22 +115,30 @@ class Partition:
             waiting.append(delivery)
 
     def admit_due(self, delivery: Delivery) -> None:
-        """A parked delivery is due: under an order that blocks it still has its key."""
+        """A parked delivery is due: under an order that blocks it has its key, or its place behind who has it."""
         had = self.parked.pop(delivery.id, None)
         if had is None or not self.blocks:
             self.admit(delivery)
+            return
+        self.held[delivery.id] = delivery
+        key = self._key(delivery)
+        waiting = self._waiting.get(key) if key is not None else None
+        if waiting and had in waiting:
+            waiting[waiting.index(had)] = delivery
         else:
-            self.held[delivery.id] = delivery
             self._ready.append(delivery)
 
     def admit_parked(self, delivery: Delivery) -> None:
         """Taken over while it waits for its next attempt."""
         if delivery.id in self.parked:
             return
-        key = self._key(delivery)
         self.parked[delivery.id] = delivery
+        key = self._key(delivery)
         if self.blocks and key is not None:
-            self._waiting.setdefault(key, deque())
+            if key in self._waiting:
+                self._waiting[key].append(delivery)
+            else:
+                self._waiting[key] = deque()
 
     def admit_careful(self, delivery: Delivery) -> None:
         """Taken over from owners that crashed: to be handled alone."""
@@ -173,10 +181,10 @@ class Partition:
         if key is None:
             return
         waiting = self._waiting.get(key)
-        if waiting:
-            self._ready.append(waiting.popleft())
-        else:
+        if not waiting:
             self._waiting.pop(key, None)
+        elif (following := waiting.popleft()).id not in self.parked:  # else it goes on waiting, now with the key
+            self._ready.append(following)
 
     def _key(self, delivery: Delivery) -> str | None:
         if self._keyless:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Final, cast
 from uuid import uuid4
 
 from conquiet.errors import ConfigError, PayloadError, QueueError, TopicFullError
 from conquiet.kit import rules
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
-from conquiet.topics import retention
+from conquiet.topics import envelope, retention
 from conquiet.topics.codec import Codec
-from conquiet.topics.envelope import fields_of
 from conquiet.topics.partitioner import NAMED, Partitioner, checked
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
+from conquiet.wire import streams
 from conquiet.wire.parser import Reply
-from conquiet.wire.scripts import Call, Script, is_noscript
+from conquiet.wire.scripts import Call, Script
 from conquiet.wire.streams import pack
 
 __all__ = ["Producer"]
@@ -33,13 +35,33 @@ _APPEND: Final = Script.named("append")
 _DELAY: Final = Script.named("delay")
 
 
-class _Item(NamedTuple):
-    """A message on its way: its place in the batch, its partition and the command that appends it."""
+@dataclass(slots=True)
+class _Run:
+    """What goes to one partition, in order: each message's place among all, and how it is appended."""
 
-    at: int
     partition: int
-    command: bytes
-    call: Call | None
+    stream: str
+    places: list[int] = field(default_factory=list[int])
+    commands: list[bytes] = field(default_factory=list[bytes])
+    calls: list[Call] = field(default_factory=list["Call"])
+    """The same as ``commands`` where a script has to decide; else empty."""
+
+    def chunks(self) -> Iterator[_Run]:
+        """Itself in runs that hold neither side up: by number, and by size."""
+        if len(self.commands) <= _CHUNK and sum(map(len, self.commands)) <= _CHUNK_BYTES:
+            yield self
+            return
+        start = size = 0
+        for at, command in enumerate(self.commands):
+            if at > start and (at - start >= _CHUNK or size + len(command) > _CHUNK_BYTES):
+                yield self._part(start, at)
+                start, size = at, 0
+            size += len(command)
+        yield self._part(start, len(self.commands))
+
+    def _part(self, start: int, end: int) -> _Run:
+        parts = self.places[start:end], self.commands[start:end], self.calls[start:end]
+        return _Run(self.partition, self.stream, *parts)
 
 
 class Producer:
@@ -70,15 +92,20 @@ class Producer:
         self._metrics: dict[str, ProducerMetrics] = {}
         self._sent: dict[str, int] = {}
         self._streams: dict[tuple[str, int], str] = {}
+        self._heads: dict[str, tuple[bytes, bytes]] = {}
 
     async def send(self, topic: TopicLike, message: Outgoing, delay: float | None = None) -> EntryId:
         """Append one message; its ID once Redis has it."""
         found = self._registry.cached(topic) or await self._registry.find(topic)
         if delay is not None:
             return await self._send_later(found, message, delay)
-        item = self._item(found, self._partitions(found), 0, message, message.message_id is not None)
-        ids = await self._append(found, item.partition, [item])
-        return ids[0]
+        runs: dict[int, _Run] = {}
+        self._add(found, self._partitions(found), runs, 0, message, message.message_id is not None, _now())
+        [run] = runs.values()
+        replies = await self._replies(found, run)
+        self._raise_first(run, replies)
+        await self._written(found, run, 1)
+        return EntryId(replies[0].decode(), run.partition)
 
     async def send_batch(self, topic: TopicLike, messages: Iterable[Outgoing]) -> list[EntryId]:
         """Append messages, those of one partition in order; one round trip for each few hundred of a partition.
@@ -87,15 +114,10 @@ class Producer:
         ``entry_ids`` which were written.
         """
         found = await self._registry.find(topic)
-        items = list(self._items(found, messages))
-        by_partition: dict[int, list[_Item]] = {}
-        for item in items:
-            by_partition.setdefault(item.partition, []).append(item)
-        ids: list[EntryId | None] = [None] * len(items)
-        outcomes = await asyncio.gather(
-            *(self._append_run(found, partition, run, ids) for partition, run in by_partition.items()),
-            return_exceptions=True,
-        )
+        messages = _checked(messages)
+        runs = self._runs(found, messages)
+        ids: list[EntryId | None] = [None] * len(messages)
+        outcomes = await asyncio.gather(*(self._append(found, run, ids) for run in runs), return_exceptions=True)
         for error in outcomes:
             if isinstance(error, QueueError):
                 written = sum(id is not None for id in ids)
@@ -107,30 +129,52 @@ class Producer:
 
     # --- where to, and what ---------------------------------------------------------------------------
 
-    def _items(self, topic: Topic, messages: Iterable[Outgoing]) -> Iterator[_Item]:
-        partitions = self._partitions(topic)
-        if isinstance(messages, Outgoing) or not isinstance(messages, Iterable):
-            raise ConfigError(f"messages must be an iterable of Outgoing, not {messages!r}")
-        messages = list(messages)
-        for at, message in enumerate(messages):
-            if not isinstance(message, Outgoing):
-                raise ConfigError(f"messages[{at}] must be an Outgoing, not {message!r}")
+    def _runs(self, topic: Topic, messages: Sequence[Outgoing]) -> Iterable[_Run]:
+        runs: dict[int, _Run] = {}
+        partitions, now, add = self._partitions(topic), _now(), self._add
         # All in one way: calls of a script that the server forgot are sent again, behind what was not refused.
         guarded = any(message.message_id is not None for message in messages)
-        for at, message in enumerate(messages):
-            try:
-                yield self._item(topic, partitions, at, message, guarded)
-            except PayloadError as error:
-                raise PayloadError(f"messages[{at}]: {error.path}", error.reason) from None
+        at = 0
+        try:
+            for at, message in enumerate(messages):
+                add(topic, partitions, runs, at, message, guarded, now)
+        except PayloadError as error:
+            raise PayloadError(f"messages[{at}]: {error.path}", error.reason) from None
+        return runs.values()
 
-    def _item(self, topic: Topic, partitions: int, at: int, message: Outgoing, guarded: bool) -> _Item:
-        fields = fields_of(message, self._codec, topic.legacy)
+    def _add(
+        self,
+        topic: Topic,
+        partitions: int,
+        runs: dict[int, _Run],
+        at: int,
+        message: Outgoing,
+        guarded: bool,
+        now: bytes,
+    ) -> None:
+        """Put a message behind the others that go to its partition."""
+        is_plain = not guarded and not topic.legacy and topic.retention.on_full == "grow" and envelope.is_plain(message)
+        key: bytes | None = None
+        if is_plain:
+            payload = envelope.payload_of(message, self._codec)
+            if message.key is not None:
+                key = envelope.text_of("key", message.key)
+            fields: Sequence[bytes | str | int] = ()
+        else:
+            payload, fields = b"", envelope.fields_of(message, self._codec, topic.legacy)
         partition = self._route(topic, partitions, message)
-        stream = self._stream(topic, partition)
-        if not guarded and topic.retention.on_full == "grow":
-            return _Item(at, partition, pack("XADD", stream, "*", *fields), None)
-        call = self._guarded(topic, stream, message.message_id or "", fields)
-        return _Item(at, partition, call.by_hash(), call)
+        run = runs.get(partition)
+        if run is None:
+            run = runs[partition] = _Run(partition, self._stream(topic, partition))
+        run.places.append(at)
+        if is_plain:
+            run.commands.append(streams.xadd_message(self._head(run.stream, key), payload, now, key))
+        elif guarded or topic.retention.on_full != "grow":
+            call = self._guarded(topic, run.stream, message.message_id or "", fields)
+            run.calls.append(call)
+            run.commands.append(call.by_hash())
+        else:
+            run.commands.append(pack("XADD", run.stream, "*", *fields))
 
     def _stream(self, topic: Topic, partition: int) -> str:
         key = (topic.name, partition)
@@ -138,6 +182,12 @@ class Producer:
         if stream is None:
             stream = self._streams[key] = topic.stream(self._site.keys, partition)
         return stream
+
+    def _head(self, stream: str, key: bytes | None) -> bytes:
+        heads = self._heads.get(stream)
+        if heads is None:
+            heads = self._heads[stream] = (streams.xadd_message_head(stream, 2), streams.xadd_message_head(stream, 3))
+        return heads[key is not None]
 
     def _partitions(self, topic: Topic) -> int:
         if topic.next_count is not None and self._site.clock.monotonic() >= topic.switch_at:
@@ -181,51 +231,35 @@ class Producer:
 
     # --- how --------------------------------------------------------------------------------------------
 
-    async def _append_run(
-        self, topic: Topic, partition: int, items: Sequence[_Item], ids: list[EntryId | None]
-    ) -> None:
-        for chunk in _chunks(items):
-            replies = await self._replies(topic, partition, chunk)
-            for item, reply in zip(chunk, replies, strict=True):
+    async def _append(self, topic: Topic, whole: _Run, ids: list[EntryId | None]) -> None:
+        for run in whole.chunks():
+            replies = await self._replies(topic, run)
+            partition = run.partition
+            for at, reply in zip(run.places, replies, strict=True):
                 if not isinstance(reply, Exception):
-                    ids[item.at] = EntryId(reply.decode(), partition)
-            self._raise_first(topic, partition, replies)
-            await self._written(topic, partition, len(chunk))
+                    ids[at] = EntryId(reply.decode(), partition)
+            self._raise_first(run, replies)
+            await self._written(topic, run, len(run.places))
 
-    async def _append(self, topic: Topic, partition: int, items: Sequence[_Item]) -> list[EntryId]:
-        replies = await self._replies(topic, partition, items)
-        self._raise_first(topic, partition, replies)
-        await self._written(topic, partition, len(items))
-        return [EntryId(reply.decode(), partition) for reply in replies]
-
-    async def _replies(self, topic: Topic, partition: int, items: Sequence[_Item]) -> list[Reply]:
-        """For each item its entry ID as Redis gave it, or the error."""
-        link, stream = self._site.link, self._stream(topic, partition)
-        replies = await link.call_many(stream, [item.command for item in items])
-        again = [at for at, item in enumerate(items) if item.call is not None and is_noscript(replies[at])]
-        if again:
-            whole = await link.call_many(stream, [cast("Call", items[at].call).whole() for at in again])
-            for at, reply in zip(again, whole, strict=True):
-                replies[at] = reply
+    async def _replies(self, topic: Topic, run: _Run) -> list[Reply]:
+        """For each message its entry ID as Redis gave it, or the error."""
+        if not run.calls:
+            return await self._site.link.call_many(run.stream, run.commands)
+        replies = await self._site.run_many(run.stream, run.calls)
         if topic.retention.group_expiry is not None:
-            await self._make_room(topic, partition, items, replies)
-        for at, item in enumerate(items):
-            if item.call is not None and not isinstance(replies[at], Exception):
-                replies[at] = self._judged(topic, partition, replies[at])
-        return replies
+            await self._make_room(topic, run, replies)
+        return [reply if isinstance(reply, Exception) else self._judged(topic, run, reply) for reply in replies]
 
-    async def _make_room(self, topic: Topic, partition: int, items: Sequence[_Item], replies: list[Reply]) -> None:
+    async def _make_room(self, topic: Topic, run: _Run, replies: list[Reply]) -> None:
         """A topic that only groups hold back which nobody serves any more is not full: trim, and try once more."""
         full = [at for at, reply in enumerate(replies) if isinstance(reply, list) and reply[0] == b"FULL"]
-        if full and (await retention.trim(self._site, topic, partition)).removed:
-            again = [items[at].command for at in full]
-            for at, reply in zip(
-                full, await self._site.link.call_many(self._stream(topic, partition), again), strict=True
-            ):
+        if full and (await retention.trim(self._site, topic, run.partition)).removed:
+            again = await self._site.run_many(run.stream, [run.calls[at] for at in full])
+            for at, reply in zip(full, again, strict=True):
                 replies[at] = reply
 
-    def _judged(self, topic: Topic, partition: int, reply: Reply) -> Reply:
-        metrics = self._metrics_of(topic)
+    def _judged(self, topic: Topic, run: _Run, reply: Reply) -> Reply:
+        metrics, partition = self._metrics_of(topic), run.partition
         if reply[0] == b"FULL":
             return TopicFullError(
                 f"partition {partition} of topic {topic.name!r} holds {reply[1]} entries, all of them unfinished"
@@ -236,32 +270,31 @@ class Producer:
             metrics.dropped(partition, reply[2])
         return reply[1]
 
-    def _raise_first(self, topic: Topic, partition: int, replies: Sequence[Reply]) -> None:
+    def _raise_first(self, run: _Run, replies: Sequence[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, TopicFullError):
                 raise reply
             if isinstance(reply, Exception):
-                self._site.link.refuse(topic.stream(self._site.keys, partition), reply)
+                self._site.link.refuse(run.stream, reply)
 
-    async def _written(self, topic: Topic, partition: int, count: int) -> None:
-        self._metrics_of(topic).produced(partition, count)
+    async def _written(self, topic: Topic, run: _Run, count: int) -> None:
+        self._metrics_of(topic).produced(run.partition, count)
         if not topic.retention.trims:
             return
         # Owners of leases trim; this is for topics that nobody subscribes to.
-        stream = topic.stream(self._site.keys, partition)
-        sent = self._sent.get(stream, 0) + count
-        self._sent[stream] = sent % _TRIM_EVERY
+        sent = self._sent.get(run.stream, 0) + count
+        self._sent[run.stream] = sent % _TRIM_EVERY
         if sent >= _TRIM_EVERY:
             try:
-                await retention.trim(self._site, topic, partition)
+                await retention.trim(self._site, topic, run.partition)
             except QueueError as error:  # the messages are written all the same
-                _log.warning("topic %r, partition %d: could not trim: %s", topic.name, partition, error)
+                _log.warning("topic %r, partition %d: could not trim: %s", topic.name, run.partition, error)
 
     async def _send_later(self, topic: Topic, message: Outgoing, delay: float) -> EntryId:
         if topic.legacy:
             raise ConfigError("a legacy stream cannot hold messages back: delay needs a topic")
         ms = round(rules.seconds("delay", delay) * 1000)
-        fields = fields_of(message, self._codec)
+        fields = envelope.fields_of(message, self._codec)
         partition = self._route(topic, self._partitions(topic), message)
         stream = self._stream(topic, partition)
         keys, clock = self._site.keys, self._site.clock
@@ -282,14 +315,15 @@ class Producer:
         return metrics
 
 
-def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """``items`` in runs that hold neither side up: by number, and by size."""
-    start = size = 0
-    for at, item in enumerate(items):
-        length = len(item.command)
-        if at > start and (at - start >= _CHUNK or size + length > _CHUNK_BYTES):
-            yield items[start:at]
-            start, size = at, 0
-        size += length
-    if start < len(items):
-        yield items[start:]
+def _now() -> bytes:
+    return b"%d" % (time.time() * 1000)
+
+
+def _checked(messages: object) -> list[Outgoing]:
+    if isinstance(messages, Outgoing) or not isinstance(messages, Iterable):
+        raise ConfigError(f"messages must be an iterable of Outgoing, not {messages!r}")
+    found = list(cast("Iterable[object]", messages))
+    for at, message in enumerate(found):
+        if not isinstance(message, Outgoing):
+            raise ConfigError(f"messages[{at}] must be an Outgoing, not {message!r}")
+    return cast("list[Outgoing]", found)

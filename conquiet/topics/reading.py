@@ -228,7 +228,9 @@ class Reading:
             await self._site.clock.wait(reader.event, patience)
 
     def _patience(self, parts: Sequence[Partition], now: float) -> float:
-        moments = [part.due_at for part in parts if part.due_at is not None]
+        # What is due is let in without room only where it blocks others.
+        crowded = self._room() <= 0
+        moments = [part.due_at for part in parts if part.due_at is not None and (part.blocks or not crowded)]
         moments += [part.ask_at for part in parts if part.ask_at > now]
         return max(min([self._options.poll_timeout, *(moment - now for moment in moments)]), 0.001)
 

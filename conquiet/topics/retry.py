@@ -82,9 +82,9 @@ def reject(reason: str, error: BaseException, failures: int, letters: DeadLetter
     most = letters.max_error_chars
     trace = ""
     if letters.include_traceback:
-        lines = "".join(traceback.format_exception(error))
+        lines = "".join(traceback.format_exception(error))  # which copes with whatever an exception is like
         trace = lines if len(lines) <= most else f"...{lines[len(lines) - most :]}"
-    return Bury(failures, reason, _kind(error), _clean(str(error)[:most]), _clean(trace))
+    return Bury(failures, reason, _kind(error), _clean(_text(error)[:most]), _clean(trace))
 
 
 def _plain(error: BaseException) -> BaseException:
@@ -96,6 +96,13 @@ def _kind(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return _clean(name.replace("|", "/"))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as unprintable:
+        return f"<{type(unprintable).__name__} when it was printed>"
 
 
 def _clean(text: str) -> str:

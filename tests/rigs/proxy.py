@@ -77,6 +77,7 @@ class Proxy:
         """Those of them that the server was given."""
         self.accepted = 0
         """How many connections clients have opened so far."""
+        self._shut = False
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._secure)
@@ -135,6 +136,16 @@ class Proxy:
         """Answer the next ``times`` commands with ``needle`` by ``line``, without asking the server."""
         self._refusals.append(_Refusal(needle, line, times))
 
+    def shut(self) -> None:
+        """Close every connection that is open now, and each that is opened from now on."""
+        self._shut = True
+        for conversation in self._conversations:
+            conversation.cancel()
+
+    def reopen(self) -> None:
+        """Take connections again."""
+        self._shut = False
+
     async def disconnect(self) -> None:
         """Close every connection that is open now."""
         conversations = tuple(self._conversations)
@@ -150,7 +161,8 @@ class Proxy:
         self._conversations.add(task)
         self.accepted += 1
         try:
-            await self._converse(reader, writer)
+            if not self._shut:
+                await self._converse(reader, writer)
         except (OSError, asyncio.CancelledError):
             pass  # one side is gone, or the proxy closes: either way this conversation is over
         finally:
@@ -187,6 +199,9 @@ class Proxy:
             buffer += data
             for command in _frames(buffer):
                 self.received.append(command)
+                if not self._may_arrive(command):
+                    await server.drain()
+                    return
                 line = self._refused(command)
                 expected.append(_Expected(command, line))
                 if not line:
@@ -205,13 +220,21 @@ class Proxy:
             for reply in _frames(buffer):
                 command = b"" if reply.startswith(b">") else expected.popleft().command
                 await self._wait_for_release(command)
-                cut = cut or self._is_cut(command)
+                cut = cut or self._is_cut(command) or not await self._may_return(command, reply)
                 if not cut:
                     client.write(reply)
                 _write_own_lines(client, expected)
             await client.drain()
 
     # --- the trouble ---------------------------------------------------------------------------------
+
+    def _may_arrive(self, command: bytes) -> bool:
+        """Whether a command may reach the server; if not, its connection ends before it. For subclasses."""
+        return True
+
+    async def _may_return(self, command: bytes, reply: bytes) -> bool:
+        """Whether the server's answer may reach the client; if not, the connection is cut. For subclasses."""
+        return True
 
     def _refused(self, command: bytes) -> bytes:
         for refusal in self._refusals:

@@ -1,0 +1,3 @@
+"""The topics room."""
+
+from __future__ import annotations

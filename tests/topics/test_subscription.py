@@ -1,0 +1,343 @@
+"""How a subscription runs its handler, how much it takes, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from conquiet import Backoff, ConfigError, Outgoing
+from conquiet.kit.clock import ManualClock
+from conquiet.message import Message
+from conquiet.topics import Broker, Subscription
+from conquiet.wire.keys import Keys
+from tests.rigs.waiting import LONG, eventually
+from tests.topics.consuming import Recorder, finished, impatient
+
+
+@pytest.fixture
+async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:
+    async with Broker(url, namespace=keys.namespace, clock=clock) as broker:
+        await broker.create_topic("orders", partitions=2)
+        yield broker
+
+
+def numbered(count: int, **more: Any) -> list[Outgoing]:
+    return [Outgoing(number, **more) for number in range(count)]
+
+
+async def pending(broker: Broker) -> int:
+    return (await broker.admin.describe_group("orders", "g")).pending
+
+
+class Gate:
+    """Holds handlers up until it is opened, and knows how many are inside."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.entered = 0
+
+    async def __call__(self, message: Message) -> None:
+        self.entered += 1
+        await self.opened.wait()
+
+    async def holds(self, count: int) -> None:
+        await eventually(lambda: self.entered >= count, f"{count} handlers inside")
+        assert self.entered == count
+
+
+# --- handlers -------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_acknowledged_after_its_handler_returned(broker: Broker) -> None:
+    gate = Gate()
+    async with broker.subscribe("orders", group="g", handler=gate, options=impatient()):
+        await broker.send("orders", 1)
+        await gate.holds(1)
+        assert await pending(broker) == 1
+        gate.opened.set()
+        await finished(broker, "orders", "g")
+
+
+@pytest.mark.any_server
+async def test_plain_functions_run_in_threads_and_several_at_once(broker: Broker) -> None:
+    together, threads = threading.Barrier(3), set[int]()
+
+    def handle(message: Message) -> None:
+        threads.add(threading.get_ident())
+        together.wait(LONG)
+
+    async with broker.subscribe("orders", group="g", handler=handle, options=impatient()):
+        await broker.send_batch("orders", numbered(3))
+        await finished(broker, "orders", "g")
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.any_server
+@pytest.mark.parametrize("disguise", [lambda handler: lambda message: handler(message), lambda handler: handler])
+async def test_a_callable_that_gives_an_awaitable_is_awaited(
+    broker: Broker, disguise: Callable[[Recorder], Callable[[Message], Any]]
+) -> None:
+    async def fail_first(message: Message) -> None:
+        if message.retry_count == 0:
+            raise RuntimeError
+
+    seen = Recorder(fail_first)
+    async with broker.subscribe("orders", group="g", handler=disguise(seen), options=impatient()):
+        await broker.send("orders", 1)
+        await finished(broker, "orders", "g")
+    assert len(seen.messages) == 2
+
+
+@pytest.mark.any_server
+async def test_what_cannot_be_called_is_no_handler(broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="handler must be callable, not 7"):
+        broker.subscribe("orders", group="g", handler=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.any_server
+async def test_a_handler_that_takes_too_long_has_failed(broker: Broker) -> None:
+    async def hang_first(message: Message) -> None:
+        if message.retry_count == 0:
+            await asyncio.Event().wait()
+
+    seen = Recorder(hang_first)
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(handler_timeout=0.05)):
+        await broker.send("orders", 1)
+        await finished(broker, "orders", "g")
+    assert [message.retry_count for message in seen.messages] == [0, 1]
+
+
+@pytest.mark.any_server
+async def test_a_thread_that_took_too_long_has_failed_and_is_never_doubled(broker: Broker) -> None:
+    release, inside, most = threading.Event(), 0, 0
+
+    def slow_first(message: Message) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        if message.retry_count == 0:
+            release.wait(LONG)
+        inside -= 1
+
+    async with broker.subscribe("orders", group="g", handler=slow_first, options=impatient(handler_timeout=0.05)):
+        await broker.send("orders", 1)
+        await eventually(lambda: inside == 1, "the handler to begin")
+        await asyncio.sleep(0.2)  # well past its time
+        release.set()
+        await finished(broker, "orders", "g")
+    assert most == 1
+
+
+@pytest.mark.any_server
+async def test_a_handler_that_raises_cancelled_error_has_failed_like_any_other(broker: Broker) -> None:
+    async def cancelled_first(message: Message) -> None:
+        if message.payload == 0 and message.retry_count == 0:
+            raise asyncio.CancelledError
+
+    seen = Recorder(cancelled_first)
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient()):
+        await broker.send_batch("orders", numbered(3))
+        await finished(broker, "orders", "g")
+        assert await broker.admin.dead_letters("orders") == []
+    assert sorted(seen.payloads) == [0, 0, 1, 2]
+
+
+@pytest.mark.any_server
+async def test_a_handler_that_cancels_its_own_task_ends_nothing(broker: Broker) -> None:
+    async def cancel_first(message: Message) -> None:
+        if message.payload == 0 and message.retry_count == 0:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    seen = Recorder(cancel_first)
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(max_inflight=1)):
+        await broker.send_batch("orders", numbered(3))
+        await finished(broker, "orders", "g")
+    assert {1, 2} < set(seen.payloads)
+
+
+# --- how much -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+async def test_what_is_taken_and_unsettled_never_exceeds_max_inflight(broker: Broker, limit: int) -> None:
+    counts: list[int] = []
+
+    async def look(message: Message) -> None:
+        counts.append(await pending(broker))
+
+    await broker.send_batch("orders", [Outgoing(number, key=f"k{number}") for number in range(40)])
+    async with broker.subscribe("orders", group="g", handler=look, options=impatient(max_inflight=limit)):
+        await finished(broker, "orders", "g")
+    assert len(counts) == 40
+    assert max(counts) <= limit
+
+
+async def test_buffered_messages_count_as_in_flight(broker: Broker) -> None:
+    gate = Gate()
+    await broker.send_batch("orders", numbered(30, key="the same"))
+    async with broker.subscribe("orders", group="g", handler=gate, options=impatient(max_inflight=8)) as subscription:
+        await gate.holds(1)
+        await eventually(lambda: subscription.inflight == 8, "all the room to be taken")
+        assert await pending(broker) == 8
+        gate.opened.set()
+        await finished(broker, "orders", "g")
+        await eventually(lambda: subscription.inflight == 0, "nothing in flight")
+
+
+async def test_parked_messages_do_not_count_as_in_flight(broker: Broker, clock: ManualClock) -> None:
+    async def fail_early(message: Message) -> None:
+        if message.payload < 10 and message.retry_count == 0:
+            raise RuntimeError
+
+    seen = Recorder(fail_early)
+    options = impatient(max_inflight=2, backoff=Backoff(60.0, 60.0, "fixed"))
+    await broker.send_batch("orders", numbered(20))
+    async with broker.subscribe("orders", group="g", handler=seen, options=options) as subscription:
+        await seen.saw(20)
+        await eventually(lambda: subscription.inflight == 0, "all to be parked or acked")
+        assert await pending(broker) == 10
+        clock.advance(5.0)
+        clock.advance(56.0)
+        await finished(broker, "orders", "g")
+    assert len(seen.messages) == 30
+
+
+@pytest.mark.any_server
+async def test_a_slow_handler_holds_back_what_is_taken(broker: Broker) -> None:
+    gate = Gate()
+    await broker.send_batch("orders", numbered(50))
+    async with broker.subscribe("orders", group="g", handler=gate, options=impatient(max_inflight=10)):
+        await gate.holds(10)
+        info = await broker.admin.describe_group("orders", "g")
+        assert (info.pending, info.lag) == (10, 40)
+        gate.opened.set()
+        await finished(broker, "orders", "g")
+    assert gate.entered == 50
+
+
+@pytest.mark.any_server
+async def test_a_full_partition_does_not_starve_the_other(broker: Broker) -> None:
+    gates = {0: asyncio.Event(), 1: asyncio.Event()}
+    gates[1].set()
+    seen = Recorder(lambda message: _wait(gates[message.partition]))
+    await broker.send_batch("orders", [Outgoing(number, key="a", partition=0) for number in range(50)])
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(max_inflight=100)):
+        await broker.send_batch("orders", numbered(5, partition=1))
+        await eventually(lambda: sum(one.partition for one in seen.messages) == 5, "the other partition")
+        gates[0].set()
+        await finished(broker, "orders", "g")
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def test_a_paused_subscription_takes_nothing_and_keeps_its_partitions(broker: Broker) -> None:
+    gate = Gate()
+    async with broker.subscribe("orders", group="g", handler=gate, options=impatient()) as subscription:
+        await broker.send("orders", 0)
+        await gate.holds(1)
+        subscription.pause()
+        await eventually(lambda: subscription.paused, "the pause")
+        await broker.send_batch("orders", numbered(5))
+        gate.opened.set()
+        await eventually(lambda: subscription.inflight == 0, "what was taken to be finished")
+        await asyncio.sleep(0.3)  # several polls
+        info = await broker.admin.describe_group("orders", "g")
+        assert (info.lag, info.pending, gate.entered) == (5, 0, 1)
+        assert (subscription.owned, subscription.health().paused) == ({"orders": (0, 1)}, True)
+        subscription.resume()
+        await finished(broker, "orders", "g")
+    assert gate.entered == 6
+
+
+# --- stopping -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.any_server
+async def test_stop_from_another_thread_ends_the_wait(broker: Broker) -> None:
+    async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()) as subscription:
+        asyncio.get_running_loop().run_in_executor(None, subscription.stop)
+        async with asyncio.timeout(LONG):
+            await subscription.wait()
+
+
+async def test_leaving_finishes_what_was_begun_and_leaves_the_rest_for_the_next(broker: Broker) -> None:
+    gate = Gate()
+    await broker.send_batch("orders", numbered(10, key="the same"))
+    subscription = broker.subscribe("orders", group="g", handler=gate, options=impatient())
+    async with subscription:
+        await gate.holds(1)
+        leaving = asyncio.create_task(subscription.aclose())
+        await eventually(lambda: subscription.inflight == 1, "the unstarted to be let go")
+        assert not leaving.done()
+        gate.opened.set()
+        await leaving
+    info = await broker.admin.describe_group("orders", "g")
+    assert (info.members, info.pending, gate.entered) == ((), 9, 1)
+    seen = Recorder()
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient()):
+        await finished(broker, "orders", "g")
+    assert seen.payloads == list(range(1, 10))
+    assert {message.retry_count for message in seen.messages} == {0}
+
+
+@pytest.mark.any_server
+async def test_a_handler_that_outlasts_the_drain_time_is_cancelled_and_its_message_stays(broker: Broker) -> None:
+    gate = Gate()
+    await broker.send("orders", 1)
+    async with broker.subscribe("orders", group="g", handler=gate, options=impatient(drain_timeout=0.05)):
+        await gate.holds(1)
+    assert await pending(broker) == 1
+    seen = Recorder()
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient()):
+        await seen.saw(1)
+
+
+@pytest.mark.any_server
+async def test_closing_again_does_nothing_and_entering_again_is_refused(broker: Broker) -> None:
+    subscription = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient())
+    await subscription.aclose()  # nothing to close yet
+    async with subscription:
+        assert subscription.health().healthy
+    await subscription.aclose()
+    assert not subscription.health().healthy
+    with pytest.raises(ConfigError, match="once"):
+        await subscription.__aenter__()
+
+
+@pytest.mark.any_server
+async def test_the_broker_closes_its_consumers(url: str, keys: Keys, broker: Broker) -> None:
+    other = Broker(url, namespace=keys.namespace)
+    subscription = await other.subscribe("orders", group="g", handler=Recorder(), options=impatient()).__aenter__()
+    assert subscription.owned == {"orders": (0, 1)}
+    await other.aclose()
+    assert (await broker.admin.describe_group("orders", "g")).unowned == (0, 1)
+    await other.aclose()
+
+
+# --- how it is doing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.any_server
+async def test_health_tells_what_is_owned_and_in_flight(broker: Broker) -> None:
+    gate = Gate()
+    subscription: Subscription = broker.subscribe("orders", group="g", handler=gate, options=impatient())
+    assert not subscription.health().healthy
+    async with subscription:
+        await broker.send("orders", 1)
+        await gate.holds(1)
+        health = subscription.health()
+        assert (health.healthy, health.owned, health.inflight) == (True, {"orders": (0, 1)}, 1)
+        assert (health.failures, health.error, health.paused) == (0, None, False)
+        gate.opened.set()
+    health = subscription.health()
+    assert (health.healthy, health.inflight) == (False, 0)
