@@ -108,7 +108,7 @@ class QueueMessage:
 class EntryId(str):
     """An entry's ID, ``ms-seq``, that also knows its ``partition``."""
 
-    __slots__ = ("partition",)
+    __slots__ = ("partition",)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     partition: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
 

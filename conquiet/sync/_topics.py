@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import conquiet as core
@@ -33,44 +31,27 @@ class Delivery(core.Delivery):
     reject.__doc__ = core.Delivery.reject.__doc__
 
 
-class _Seat:
-    """The place of the thread that waits for a subscription; whatever comes before it sits down waits."""
-
-    def __init__(self, handler: Callable[[Any], Any]) -> None:
-        self._handler = handler
-        self._inbox: Inbox | None = None
-        self._early: deque[Errand] = deque()
-
-    async def handle(self, message: Message | Sequence[Message]) -> Any:
-        """Run the handler on the waiting thread."""
-        errand = Errand(lambda: self._handler(message))
-        if self._inbox is None:
-            self._early.append(errand)
-        else:
-            self._inbox.put(errand)
-        return await errand.done
-
-    @contextmanager
-    def taken(self, inbox: Inbox) -> Generator[None]:
-        """Within the block, the thread behind ``inbox`` runs the handler."""
-        self._inbox = inbox
-        while self._early:
-            inbox.put(self._early.popleft())
-        try:
-            yield
-        finally:
-            self._inbox = None
-
-
 class CallersSubscription(core.Subscription):
-    """A subscription whose handler, one at a time, runs on the thread that is in ``wait``."""
+    """A subscription whose handler, one at a time, runs on the thread that is in ``wait``; else nothing is begun."""
 
-    seat: _Seat
+    _inbox: Inbox | None = None
 
     async def wait(self) -> None:
         """As the core's, and meanwhile the calling thread handles messages."""
-        with self.seat.taken(current_inbox()):
+        self._inbox = current_inbox()
+        self._handling.is_open = True
+        self._handling.wake()
+        try:
             await super().wait()
+        finally:
+            self._handling.is_open = False
+
+    async def handle(self, handler: Callable[[Any], Any], message: Message | Sequence[Message]) -> Any:
+        """Run ``handler`` on the thread that waits."""
+        assert self._inbox is not None
+        errand = Errand(lambda: handler(message))
+        self._inbox.put(errand)
+        return await errand.done
 
 
 def subscribe(
@@ -83,12 +64,16 @@ def subscribe(
 ) -> core.Subscription:
     """A core subscription for a plain handler: in a pool of threads, or on the thread that waits if one is enough."""
     plain("handler", handler)
-    if options is None or options.max_inflight > 1 or not callable(handler):
+    if not isinstance(options, SubscribeOptions) or options.max_inflight > 1 or not callable(handler):
         return broker.subscribe(topic, group=group, handler=handler, options=options)
-    seat = _Seat(handler)
-    made = broker._consumer(CallersSubscription, topic, group, options, handler=seat.handle)
-    made.seat = seat
-    return made
+    made: list[CallersSubscription] = []
+
+    async def handle(message: Any) -> Any:
+        return await made[0].handle(handler, message)
+
+    made.append(broker._consumer(CallersSubscription, topic, group, options, handler=handle))
+    made[0]._handling.is_open = False
+    return made[0]
 
 
 def consume(

@@ -45,9 +45,10 @@ def payload_of(message: Outgoing, codec: Codec) -> bytes:
     return payload
 
 
-def is_plain(message: Outgoing) -> bool:
+def is_plain(message: Outgoing, codec: Codec) -> bool:
     """Whether its entry has no more than a payload, a timestamp and a key."""
-    return message.headers is None and message.message_id is None and message.max_retries is None
+    extra = message.headers is not None or message.message_id is not None or message.max_retries is not None
+    return not extra and codec.name == "json"
 
 
 def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> None:

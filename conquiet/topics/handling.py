@@ -57,6 +57,8 @@ class Handling:
     ) -> None:
         if not callable(handler):
             raise ConfigError(f"handler must be callable, not {handler!r}")
+        self.is_open = True
+        """Whether handlers may begin; what is ready waits otherwise, as if nobody had taken it."""
         self._closing = False
         self._call = self._awaitable(cast("Callable[..., Any]", handler), options)
         self._timeout = options.handler_timeout
@@ -78,7 +80,7 @@ class Handling:
 
     def wake(self) -> None:
         """There may be something ready."""
-        if self._ready and not self._is_due and self._runners < self._most:
+        if self._ready and self.is_open and not self._is_due and self._runners < self._most:
             self._is_due = True
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
@@ -106,7 +108,7 @@ class Handling:
     async def _run(self) -> None:
         ready, turns = self._ready, 0
         try:
-            while ready:
+            while ready and self.is_open:
                 delivery = ready.popleft()
                 if not delivery.owner.may_handle(delivery, self._clock.monotonic()):
                     continue
@@ -131,7 +133,7 @@ class Handling:
 
     async def _run_batches(self) -> None:
         try:
-            while batch := self._next_batch():
+            while self.is_open and (batch := self._next_batch()):
                 owner = batch[0].owner
                 self._busy.add(owner)
                 started = time.perf_counter()

@@ -153,7 +153,8 @@ class Producer:
         now: bytes,
     ) -> None:
         """Put a message behind the others that go to its partition."""
-        is_plain = not guarded and not topic.legacy and topic.retention.on_full == "grow" and envelope.is_plain(message)
+        is_free = not guarded and not topic.legacy and topic.retention.on_full == "grow"
+        is_plain = is_free and envelope.is_plain(message, self._codec)
         key: bytes | None = None
         if is_plain:
             payload = envelope.payload_of(message, self._codec)

@@ -233,7 +233,7 @@ class Subscription(_Consumer):
     ) -> None:
         super().__init__(site, registry, codec, topics, group, options)
         worker = self._worker
-        self._hands = Handling(handler, options, worker.desk.ready, worker.finished, site.clock)
+        self._hands = self._handling = Handling(handler, options, worker.desk.ready, worker.finished, site.clock)
 
 
 class Messages(_Consumer):

@@ -144,7 +144,8 @@ async def read_by_hand(bench: Bench, streams: list[str], count: int, handle: Cal
     wanted: Any = dict.fromkeys(streams, ">")
     done = 0
     while done < count:
-        for stream, entries in await bench.client.xreadgroup(group, "c", wanted, count=max(100 // len(streams), 1)):
+        read: Any = await bench.client.xreadgroup(group, "c", wanted, count=max(100 // len(streams), 1))
+        for stream, entries in read:
             for _, fields in entries:
                 await handle(json.loads(fields[b"payload"]))
             await bench.client.xack(stream, group, *[id for id, _ in entries])
@@ -200,7 +201,8 @@ def slow_works(bench: Bench, topic: str, partitions: int) -> dict[str, Work]:
         wanted: Any = dict.fromkeys(streams, ">")
         taken = 0
         while taken < SLOW:
-            for stream, entries in await bench.client.xreadgroup(group, "c", wanted, count=max(100 // partitions, 1)):
+            read: Any = await bench.client.xreadgroup(group, "c", wanted, count=max(100 // partitions, 1))
+            for stream, entries in read:
                 for id, fields in entries:
                     await limit.acquire()
                     task = asyncio.get_running_loop().create_task(one(stream, id, fields))
@@ -230,7 +232,8 @@ async def latency_by_hand(bench: Bench) -> list[float]:
 
     async def read() -> None:
         while len(found) < PACED:
-            for _, entries in await bench.client.xreadgroup(group, "c", {stream: ">"}, count=100, block=1000):
+            read: Any = await bench.client.xreadgroup(group, "c", {stream: ">"}, count=100, block=1000)
+            for _, entries in read:
                 for id, fields in entries:
                     found.append(time.perf_counter() - json.loads(fields[b"payload"])["at"])
                     await bench.client.xack(stream, group, id)
