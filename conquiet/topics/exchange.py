@@ -106,6 +106,7 @@ class Exchanges:
             most,
             most_due,
             partition.last_id,
+            partition.limit or "",
             *[delivery.id for delivery in acks],
         )
         partition.sending += len(acks)

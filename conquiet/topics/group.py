@@ -15,6 +15,7 @@ from conquiet.kit.loopthread import on_private_loop
 from conquiet.metrics import GroupMetrics
 from conquiet.topics import growth
 from conquiet.topics.assignment import Seat, assign
+from conquiet.topics.gate import HOLD, Gate
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
@@ -50,6 +51,7 @@ class Acquired:
     crashed: str
     running: str
     last_id: str
+    limit: str | None = None
 
 
 class Crew(Protocol):
@@ -61,6 +63,10 @@ class Crew(Protocol):
 
     async def drain(self, stream: str) -> None:
         """Finish what is being handled of a partition and begin nothing more; its lease may still be lost."""
+        ...
+
+    def limit(self, stream: str, id: str | None) -> None:
+        """Take new entries of a partition up to ``id`` only, or all."""
         ...
 
     def drop(self, stream: str) -> None:
@@ -99,7 +105,8 @@ class Member:
         self._leases: dict[int, Lease] = {}
         self._draining: dict[int, asyncio.Task[None]] = {}
         self._known: set[int] = set()
-        self._open_gates: set[int] = set()
+        self._limits: dict[int, str] = {}
+        self._gate = Gate(site, group)
         self._since = 0
         self._generation = b""
         self._look_at = 0.0
@@ -249,14 +256,14 @@ class Member:
         # What is its own without its knowing was given, or given back, in a call whose answer never came.
         mine = {index for index, owner in owners.items() if owner == self._me}
         free = sorted((wanted - owners.keys() | mine) - before - self._draining.keys())
-        gated = [index for index in free if not await self._is_open(topic, index)]
+        gated = await self._heed_growth(topic, free)
         asked = [index for index in free if index not in gated]
         await asyncio.gather(*(self._acquire(topic, index) for index in asked))
         if set(self._leases) != before:
             self._metrics.rebalanced()
             self._metrics.owned(len(self._leases))
         unsettled = any(index not in self._leases or index not in wanted for index in asked)
-        pause = _GLANCE if gated or unsettled else max(min(next_look, self._options.lease_ttl / 3), 0.05)
+        pause = _GLANCE if gated or unsettled or self._limits else self._pause(topic, next_look)
         self._look_at = self._site.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
@@ -317,7 +324,7 @@ class Member:
         epoch, crashed, running, last = (part.decode() for part in reply)
         lease = Lease.acquired(self._lease_key(topic, index), self._me, int(epoch), self._options.lease_ttl, asked)
         self._leases[index] = lease
-        self._crew.add(Acquired(topic, index, stream, lease, crashed, running, last))
+        self._crew.add(Acquired(topic, index, stream, lease, crashed, running, last, self._limits.get(index)))
 
     def _hand_over(self, index: int) -> None:
         if index not in self._draining:
@@ -361,26 +368,20 @@ class Member:
         self._crew.drop(self.topic.stream(self._site.keys, index))
         self._metrics.owned(len(self._leases))
 
-    async def _is_open(self, topic: Topic, index: int) -> bool:
-        """Whether a partition may be read: one that growth added waits until the group has finished the old ones."""
-        if not self._options.order_across_growth or index in self._open_gates:
-            return True
-        for step in topic.growth:
-            if step.before <= index < step.after:
-                for old, end in enumerate(step.ends):
-                    if not await self._has_finished(topic, old, end):
-                        return False
-        self._open_gates.add(index)
-        return True
+    def _pause(self, topic: Topic, next_look: float) -> float:
+        pause = min(next_look, self._options.lease_ttl / 3)
+        if topic.next_count is not None:
+            pause = min(pause, topic.switch_at - HOLD - self._site.clock.monotonic())
+        return max(pause, 0.05)
 
-    async def _has_finished(self, topic: Topic, index: int, end: str) -> bool:
-        stream = topic.stream(self._site.keys, index)
-        commands = (streams.xinfo_groups(stream), pack("XPENDING", stream, self._group, "-", end, 1))
-        groups, pending = await self._site.link.call_many(stream, commands)
-        if isinstance(groups, Exception) or isinstance(pending, Exception):
-            return False
-        row = streams.group_named(groups, self._group)
-        return row is not None and not pending and _number(row["last-delivered-id"].decode()) >= _number(end)
+    async def _heed_growth(self, topic: Topic, free: Iterable[int]) -> list[int]:
+        """Read no further than the order of keys allows; those of ``free`` that must not be read at all yet."""
+        if not self._options.order_across_growth:
+            return []
+        self._limits, closed = await self._gate.look(topic)
+        for index in self._leases:
+            self._crew.limit(topic.stream(self._site.keys, index), self._limits.get(index))
+        return [index for index in free if index in closed]
 
     # --- the group itself -----------------------------------------------------------------------------------
 
@@ -423,8 +424,3 @@ class Member:
 def _seat(member: bytes, about: bytes) -> Seat:
     info = codec.decode(about)
     return Seat(member.decode(), info.get("most"), info.get("modulo"), info.get("remainder"))
-
-
-def _number(id: str) -> tuple[int, int]:
-    ms, _, seq = id.partition("-")
-    return int(ms), int(seq or 0)

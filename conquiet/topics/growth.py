@@ -1,8 +1,9 @@
 """More partitions for a topic, such that the messages of a key keep their order.
 
-Growth is announced first and takes effect a little later, when every producer has heard of it: then all of them go
-over to the new partitions at the same moment. What a key got before lies in the old partitions, before the IDs that
-are noted with the growth; whoever wants the order finishes those before it reads a new partition.
+Growth is announced first. When every producer has heard of it, all of them hold back for a moment: nothing is on its
+way any more when the last ID of each old partition is noted, and only then do they go on, with the new partitions.
+So whatever a key got before lies in the old partitions up to those IDs, and whatever it got after lies behind them or
+in a new partition; whoever wants the order finishes the former everywhere before it begins with the latter.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from conquiet.wire.streams import pack
 __all__ = ["OVERDUE", "call_members", "finish_growth", "grow"]
 
 OVERDUE: Final = 3.0
-"""Seconds after which a growth that took effect and was not completed has lost the one who planned it."""
+"""Seconds after which a growth that was to take effect and was not completed has lost the one who planned it."""
 
 _LEAD: Final = FRESH + 0.5
 _SETTLE: Final = 0.5
-"""Seconds for a write that was on its way when the growth took effect."""
+"""Seconds for a write that was on its way when the producers began to hold back."""
 
 _PLAN: Final = Script.named("grow_plan")
 _COMMIT: Final = Script.named("grow_commit")
@@ -50,6 +51,7 @@ async def grow(site: Site, registry: Registry, topic: str, partitions: int) -> N
         raise ConfigError(
             f"topic {topic!r} is growing to {int(rest[0])} partitions, and cannot to {partitions} meanwhile"
         )
+    await _call_all(site, topic)
     found = await registry.look_up(topic)
     if found is not None:
         await finish_growth(site, registry, found)
@@ -68,9 +70,13 @@ async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
     streams = [topic.stream(site.keys, index) for index in range(topic.next_count)]
     await site.link.call(listed, pack("SADD", listed, *streams))
     registry.forget(topic.name)
-    groups = site.keys.groups(topic.name)
+    await _call_all(site, topic.name)
+
+
+async def _call_all(site: Site, topic: str) -> None:
+    groups = site.keys.groups(topic)
     for group in await site.link.call(groups, pack("SMEMBERS", groups)):
-        await call_members(site, topic.name, group.decode())
+        await call_members(site, topic, group.decode())
 
 
 async def call_members(site: Site, topic: str, group: str) -> None:

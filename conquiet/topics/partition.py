@@ -12,6 +12,7 @@ from conquiet.metrics import GroupMetrics
 from conquiet.topics.delivery import Delivery
 from conquiet.topics.group import Acquired
 from conquiet.topics.options import Order
+from conquiet.topics.registry import id_order
 from conquiet.topics.retry import Bury, Outcome, Park, Requeue
 
 __all__ = ["Partition", "Reader", "Settler", "kind_of"]
@@ -64,7 +65,8 @@ class Partition:
         self.lease = acquired.lease
         self.metrics = metrics
         self.crashed, self.running = acquired.crashed, acquired.running
-        self.last_id = acquired.last_id
+        self.last_id, self.limit = acquired.last_id, acquired.limit
+        """The ID up to which new entries are taken for the time being."""
         self.page: str | None = "-"
         """Where the next page of the pending list begins; ``None`` once all of it was taken over."""
         self.hot = True
@@ -204,6 +206,11 @@ class Partition:
     def blocked(self) -> int:
         """How many deliveries wait behind another of their key."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether no new entry is to be taken for the time being."""
+        return self.limit is not None and id_order(self.last_id) >= id_order(self.limit)
 
     @property
     def is_blocked(self) -> bool:

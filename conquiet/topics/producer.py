@@ -14,7 +14,7 @@ from conquiet.errors import ConfigError, PayloadError, QueueError, TopicFullErro
 from conquiet.kit import rules
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
-from conquiet.topics import envelope, retention
+from conquiet.topics import envelope, growth, retention
 from conquiet.topics.codec import Codec
 from conquiet.topics.partitioner import NAMED, Partitioner, checked
 from conquiet.topics.registry import Registry, Topic, TopicLike
@@ -31,6 +31,7 @@ _log = logging.getLogger("conquiet.topics")
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 1 << 20
 _TRIM_EVERY: Final = 1000
+_WHILE_GROWING: Final = 0.05
 _APPEND: Final = Script.named("append")
 _DELAY: Final = Script.named("delay")
 
@@ -96,11 +97,13 @@ class Producer:
 
     async def send(self, topic: TopicLike, message: Outgoing, delay: float | None = None) -> EntryId:
         """Append one message; its ID once Redis has it."""
-        found = self._registry.cached(topic) or await self._registry.find(topic)
+        found = self._registry.cached(topic)
+        if found is None or found.next_count is not None:
+            found = await self._find(topic)
         if delay is not None:
             return await self._send_later(found, message, delay)
         runs: dict[int, _Run] = {}
-        self._add(found, self._partitions(found), runs, 0, message, message.message_id is not None, _now())
+        self._add(found, found.partitions, runs, 0, message, message.message_id is not None, _now())
         [run] = runs.values()
         replies = await self._replies(found, run)
         self._raise_first(run, replies)
@@ -113,8 +116,8 @@ class Producer:
         All are checked before the first is sent. When Redis fails on the way, the ``QueueError`` says in
         ``entry_ids`` which were written.
         """
-        found = await self._registry.find(topic)
         messages = _checked(messages)
+        found = await self._find(topic)
         runs = self._runs(found, messages)
         ids: list[EntryId | None] = [None] * len(messages)
         outcomes = await asyncio.gather(*(self._append(found, run, ids) for run in runs), return_exceptions=True)
@@ -131,7 +134,7 @@ class Producer:
 
     def _runs(self, topic: Topic, messages: Sequence[Outgoing]) -> Iterable[_Run]:
         runs: dict[int, _Run] = {}
-        partitions, now, add = self._partitions(topic), _now(), self._add
+        partitions, now, add = topic.partitions, _now(), self._add
         # All in one way: calls of a script that the server forgot are sent again, behind what was not refused.
         guarded = any(message.message_id is not None for message in messages)
         at = 0
@@ -190,10 +193,18 @@ class Producer:
             heads = self._heads[stream] = (streams.xadd_message_head(stream, 2), streams.xadd_message_head(stream, 3))
         return heads[key is not None]
 
-    def _partitions(self, topic: Topic) -> int:
-        if topic.next_count is not None and self._site.clock.monotonic() >= topic.switch_at:
-            return topic.next_count
-        return topic.partitions
+    async def _find(self, topic: TopicLike) -> Topic:
+        """The topic as it is to be written to: while it grows, that has to wait until it has grown."""
+        found = await self._registry.find(topic)
+        clock = self._site.clock
+        while found.next_count is not None and clock.monotonic() >= found.switch_at:
+            if clock.monotonic() >= found.switch_at + growth.OVERDUE:
+                await growth.finish_growth(self._site, self._registry, found)  # who planned it is gone
+            else:
+                await clock.sleep(_WHILE_GROWING)
+            self._registry.forget(found.name)
+            found = await self._registry.find(topic)
+        return found
 
     def _route(self, topic: Topic, partitions: int, message: Outgoing) -> int:
         if message.partition is not None:
@@ -296,7 +307,7 @@ class Producer:
             raise ConfigError("a legacy stream cannot hold messages back: delay needs a topic")
         ms = round(rules.seconds("delay", delay) * 1000)
         fields = envelope.fields_of(message, self._codec)
-        partition = self._route(topic, self._partitions(topic), message)
+        partition = self._route(topic, topic.partitions, message)
         stream = self._stream(topic, partition)
         keys, clock = self._site.keys, self._site.clock
         held = [keys.delayed(stream), keys.delayed_items(stream), keys.dedup(stream), keys.dedup_ids(stream)]

@@ -203,7 +203,7 @@ class Reading:
                 return self._exchanges.takeover(part, min(_PAGE, share))
             # More may be pending behind a parked message than there is room for.
             return self._exchanges.take(part, 0, 1) if part.blocks and part.is_due(now) else self._only_acks(part)
-        fresh = 0 if part.is_blocked or part.blocked * 2 >= self._options.max_inflight else share
+        fresh = 0 if part.is_blocked or part.is_at_limit or part.blocked * 2 >= self._options.max_inflight else share
         # What blocks others is let in even when there is no room: else none would ever be made.
         due = max(share, 1) if part.blocks else share
         if not fresh and not (due and part.is_due(now)):
@@ -221,7 +221,7 @@ class Reading:
         cold = [] if self._room() <= 0 else [part for part in parts if self._may_take(part, now) and part.page is None]
         patience = self._patience(parts, now)
         # One that was refused is asked by itself: a wait for many fails with any of them.
-        cold = [part for part in cold if not part.is_blocked and not part.failures]
+        cold = [part for part in cold if not (part.is_blocked or part.is_at_limit or part.failures)]
         if cold:
             await self._listen(reader, cold, patience)
         else:

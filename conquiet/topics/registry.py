@@ -15,7 +15,7 @@ from conquiet.wire.keys import Keys, name
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack
 
-__all__ = ["FRESH", "Growth", "LegacyTopic", "Registry", "Topic", "TopicLike", "checked_topic"]
+__all__ = ["FRESH", "Growth", "LegacyTopic", "Registry", "Topic", "TopicLike", "checked_topic", "id_order"]
 
 FRESH: Final = 1.0
 """For how many seconds a producer goes by what it knows of a topic. Growth waits longer than that."""
@@ -43,6 +43,12 @@ def checked_topic(topic: object) -> TopicLike:
     return topic if isinstance(topic, LegacyTopic) else name("topic", topic)
 
 
+def id_order(id: str) -> tuple[int, int]:
+    """What an entry ID is compared by."""
+    ms, _, seq = id.partition("-")
+    return int(ms), int(seq or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
     """One step from fewer partitions to more: how many there were, and where each ended."""
@@ -54,7 +60,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What is known of one topic. ``switch_at`` is when ``next_count`` partitions take effect, by local time."""
+    """What is known of one topic. From ``switch_at`` on, by local time, writers wait for ``next_count`` partitions."""
 
     name: str
     partitions: int

@@ -82,6 +82,14 @@ class Worker:
         if partition.outbox:
             await self._housekeeping.forward(partition)
 
+    def limit(self, stream: str, id: str | None) -> None:
+        """Take new entries of a partition up to ``id`` only, or all."""
+        partition = self.desk.partitions.get(stream)
+        if partition is not None and partition.limit != id:
+            partition.limit = id
+            partition.hot = True
+            self._reading.wake_all()
+
     def drop(self, stream: str) -> None:
         """Forget a partition: it is released or lost."""
         partition = self.desk.partitions.pop(stream, None)

@@ -1,18 +1,19 @@
 -- Acknowledges what was handled, then takes what there is to do: parked entries that are due, and new ones.
 -- KEYS   lease, stream, retry, attempts, delayed, delayed items
--- ARGV   owner, epoch, offset ms, group, most new entries, most due entries, last ID taken, IDs to acknowledge...
+-- ARGV   owner, epoch, offset ms, group, most new entries, most due entries, last ID taken, ID up to which new entries
+--        are taken or '', IDs to acknowledge...
 -- RETURNS {0} lost | {1, acknowledged, new entries, due entries {id, fields, record, crashes}, ms until the next is
 --         due or -1, ghosts (parked IDs whose entry is gone)}
 --#include clock
 --#include lease
 --#include pending
 local lease, stream, retry, attempts, delayed, items = unpack(KEYS)
-local owner, epoch, offset, group, most, most_due, last = unpack(ARGV, 1, 7)
+local owner, epoch, offset, group, most, most_due, last, limit = unpack(ARGV, 1, 8)
 if not holds(lease, owner, epoch) then return {0} end
 
 local acknowledged = 0
-local recorded = #ARGV > 7 and redis.call('EXISTS', attempts) == 1
-for from = 8, #ARGV, 1000 do
+local recorded = #ARGV > 8 and redis.call('EXISTS', attempts) == 1
+for from = 9, #ARGV, 1000 do
   local to = math.min(from + 999, #ARGV)
   acknowledged = acknowledged + redis.call('XACK', stream, group, unpack(ARGV, from, to))
   if recorded then
@@ -20,7 +21,7 @@ for from = 8, #ARGV, 1000 do
     for at = from, to do redis.call('HDEL', attempts, 'c:' .. ARGV[at]) end
   end
 end
-if #ARGV > 7 then
+if #ARGV > 8 then
   -- Everything below the first pending entry is done; with none, all that was taken is.
   local first = redis.call('XPENDING', stream, group, '-', '+', 1)[1]
   if not first then
@@ -74,6 +75,9 @@ if wait and wait <= 0 and tonumber(most_due) > 0 then
 end
 note(wait)
 
+if limit ~= '' and tonumber(most) > 0 then
+  most = #redis.call('XRANGE', stream, '(' .. last, limit, 'COUNT', most)
+end
 local fresh = tonumber(most) > 0 and
   redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', most, 'STREAMS', stream, '>')
 return {1, acknowledged, fresh and fresh[1][2] or {}, due, next_due, ghosts}

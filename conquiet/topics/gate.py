@@ -1,0 +1,64 @@
+"""How far a group may read a topic that has grown, so that the messages of a key keep their order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conquiet.topics.registry import Growth, Topic
+from conquiet.topics.site import Site
+from conquiet.wire import streams
+from conquiet.wire.streams import pack
+
+__all__ = ["HOLD", "Gate"]
+
+HOLD: Final = 0.2
+"""Seconds before a topic grows at which its groups stop taking what is new."""
+
+
+class Gate:
+    """What one group has finished of a topic's growth.
+
+    A step of it is past once the group has finished every old partition up to where it ended then. Until that, old
+    partitions are read up to their ends only, and those that the step has added not at all.
+    """
+
+    def __init__(self, site: Site, group: str) -> None:
+        self._site = site
+        self._group = group
+        self._past: set[int] = set()
+
+    async def look(self, topic: Topic) -> tuple[dict[int, str], set[int]]:
+        """The ID up to which partitions may be read, for those that have a limit; and those that are closed."""
+        limits: dict[int, str] = {}
+        closed: set[int] = set()
+        if topic.next_count is not None and self._site.clock.monotonic() >= topic.switch_at - HOLD:
+            # Where the old partitions end is not known yet, and what comes now may be behind that.
+            limits = dict.fromkeys(range(topic.partitions), "0-0")
+        for step in reversed(await self._steps(topic)):
+            limits.update(enumerate(step.ends))
+            closed.update(range(step.before, step.after))
+        return limits, closed
+
+    async def _steps(self, topic: Topic) -> list[Growth]:
+        """The steps that are not past."""
+        for at, step in enumerate(topic.growth):
+            if at not in self._past and await self._is_past(topic, step):
+                self._past.add(at)
+        return [step for at, step in enumerate(topic.growth) if at not in self._past]
+
+    async def _is_past(self, topic: Topic, step: Growth) -> bool:
+        for index, end in enumerate(step.ends):
+            if not await self._has_finished(topic.stream(self._site.keys, index), end):
+                return False
+        return True
+
+    async def _has_finished(self, stream: str, end: str) -> bool:
+        """Whether nothing up to ``end`` is pending or was not delivered."""
+        link = self._site.link
+        commands = (streams.xinfo_groups(stream), pack("XPENDING", stream, self._group, "-", end, 1))
+        groups, pending = await link.call_many(stream, commands)
+        row = None if isinstance(groups, Exception) else streams.group_named(groups, self._group)
+        if row is None or pending or isinstance(pending, Exception):
+            return False
+        after = f"({row['last-delivered-id'].decode()}"
+        return not await link.call(stream, pack("XRANGE", stream, after, end, "COUNT", 1))
