@@ -7,10 +7,8 @@ by threads, survive ``fork`` and can be pickled. A handler is a plain function a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import conquiet as core
@@ -61,10 +59,10 @@ from conquiet import (
     UnknownTopicError,
 )
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
-from conquiet.kit.signals import stop_on_signals
 from conquiet.sync._bridge import Facade, Twin, blocking, items, passing
 from conquiet.sync._portal import call
-from conquiet.sync._topics import Delivery, admin_of, consume, subscribe
+from conquiet.sync._signals import StoppedBySignals
+from conquiet.sync._topics import Delivery, admin_of, consume, subscribe, wants_signals
 from conquiet.sync._transaction import CallersFactory, callers_handler
 from conquiet.topics.codec import JSON
 from conquiet.topics.registry import TopicLike
@@ -196,25 +194,13 @@ class RedisStreamsQueue(Facade[core.RedisStreamsQueue]):
     backlog_stats = blocking(core.RedisStreamsQueue.backlog_stats)
 
 
-class QueueConsumer(Facade[core.QueueConsumer]):
+class QueueConsumer(StoppedBySignals[core.QueueConsumer]):
     __doc__ = core.QueueConsumer.__doc__
 
     def __init__(self, queue: RedisStreamsQueue, *, handle_signals: bool = True) -> None:
         if not isinstance(queue, RedisStreamsQueue):
             raise ConfigError(f"queue must be a conquiet.sync.RedisStreamsQueue, not {queue!r}")
         super().__init__(core.QueueConsumer, queue, handle_signals=handle_signals)
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._signals_held = ExitStack()
-        self._signals_held.enter_context(self._signals())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._signals_held.close()
-        super().__exit__(kind, error, trace)
 
     @property
     def config(self) -> QueueConfig:
@@ -237,10 +223,8 @@ class QueueConsumer(Facade[core.QueueConsumer]):
             on_caller = CallersFactory(db_factory)
             call(lambda: self._core().run(handler=callers_handler(handler), db_factory=on_caller))
 
-    def _signals(self) -> AbstractContextManager[None]:
-        # Handlers can only be installed by the main thread, which the core does not run on.
-        _, _, options = self._recipe
-        return stop_on_signals(self.stop) if options["handle_signals"] else nullcontext()
+    def _wants_signals(self) -> bool:
+        return bool(self._recipe[2]["handle_signals"])
 
 
 class Admin(Twin[core.Admin]):
@@ -344,7 +328,7 @@ class Broker(Facade[core.Broker]):
         return Messages(self, topic, group=group, options=options)
 
 
-class Subscription(Facade[core.Subscription]):
+class Subscription(StoppedBySignals[core.Subscription]):
     __doc__ = core.Subscription.__doc__
 
     def __init__(
@@ -357,6 +341,9 @@ class Subscription(Facade[core.Subscription]):
         options: SubscribeOptions | None = None,
     ) -> None:
         super().__init__(subscribe, broker, topic, group=group, handler=handler, options=options)
+
+    def _wants_signals(self) -> bool:
+        return wants_signals(self._recipe)
 
     @property
     def consumer(self) -> str:
@@ -381,11 +368,11 @@ class Subscription(Facade[core.Subscription]):
     close = blocking(core.Subscription.aclose)
 
     def wait(self) -> None:
-        with _stopping_on_signals(self):
+        with self._signals():
             call(self._core().wait)
 
 
-class Messages(Facade[core.Messages]):
+class Messages(StoppedBySignals[core.Messages]):
     __doc__ = core.Messages.__doc__
 
     def __init__(
@@ -397,6 +384,9 @@ class Messages(Facade[core.Messages]):
         options: SubscribeOptions | None = None,
     ) -> None:
         super().__init__(consume, broker, topic, group=group, options=options)
+
+    def _wants_signals(self) -> bool:
+        return wants_signals(self._recipe)
 
     @property
     def consumer(self) -> str:
@@ -431,14 +421,6 @@ class Messages(Facade[core.Messages]):
         return delivery
 
     def next(self, timeout: float | None = None) -> Delivery | None:
-        with _stopping_on_signals(self):
-            found = call(self._core().next, timeout)
+        found = call(self._core().next, timeout)
         assert found is None or isinstance(found, Delivery)
         return found
-
-
-def _stopping_on_signals(consumer: Subscription | Messages) -> AbstractContextManager[None]:
-    # Handlers can only be installed by the main thread, which the core does not run on.
-    options: SubscribeOptions | None = consumer._recipe[2]["options"]  # type: ignore[assignment]
-    wanted = options is None or options.handle_signals
-    return stop_on_signals(consumer.stop) if wanted else nullcontext()

@@ -134,7 +134,7 @@ def _not_awaitable(result: R) -> R:
 
 def plain(what: str, function: Callable[P, R]) -> Callable[P, R]:
     """``function``, unless it is a coroutine function, which nobody here would await."""
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         raise ConfigError(_ASYNC.format(what))
     return function
 
@@ -155,7 +155,7 @@ class Errand:
         try:
             result = _not_awaitable(self.work())
         except Exception as error:
-            self.loop.call_soon_threadsafe(self._fail, error)
+            self.loop.call_soon_threadsafe(self.fail, error)
         else:
             self.loop.call_soon_threadsafe(self._succeed, result)
 
@@ -163,7 +163,8 @@ class Errand:
         if not self.done.done():
             self.done.set_result(result)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Tell the coroutine that it went wrong; on the loop."""
         if not self.done.done():
             # StopIteration cannot be set on a future; wrapped, as Python wraps it in coroutines.
             wrapped = RuntimeError("handler raised StopIteration") if isinstance(error, StopIteration) else error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from conquiet import Message, SubscribeOptions
 from conquiet.sync._portal import Errand, Inbox, call, current_inbox, plain
 from conquiet.topics.registry import TopicLike
 
-__all__ = ["CallersSubscription", "Delivery", "admin_of", "consume", "subscribe"]
+__all__ = ["CallersSubscription", "Delivery", "admin_of", "consume", "subscribe", "wants_signals"]
 
 
 class Delivery(core.Delivery):
@@ -49,7 +50,20 @@ class CallersSubscription(core.Subscription):
     async def handle(self, handler: Callable[[Any], Any], message: Message | Sequence[Message]) -> Any:
         """Run ``handler`` on the thread that waits."""
         assert self._inbox is not None
-        errand = Errand(lambda: handler(message))
+        loop = asyncio.get_running_loop()
+
+        def run() -> Any:
+            try:
+                return handler(message)
+            except Exception:
+                raise
+            except BaseException as error:
+                # It ends the wait of the thread; the message must not be held for ever.
+                failure = RuntimeError(f"the handler raised {type(error).__name__}")
+                loop.call_soon_threadsafe(errand.fail, failure)
+                raise
+
+        errand = Errand(run)
         self._inbox.put(errand)
         return await errand.done
 
@@ -86,3 +100,9 @@ def consume(
 def admin_of(broker: core.Broker) -> core.Admin:
     """The administration of a broker."""
     return broker.admin
+
+
+def wants_signals(recipe: tuple[object, tuple[object, ...], dict[str, object]]) -> bool:
+    """Whether the options in the recipe of a consumer leave signals to it."""
+    options = recipe[2]["options"]
+    return not isinstance(options, SubscribeOptions) or options.handle_signals

@@ -8,13 +8,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, Final, Protocol, TypeAlias, cast
-
-import anyio
-import anyio.to_thread
 
 from conquiet.errors import ConfigError
 from conquiet.kit.clock import Clock
+from conquiet.kit.loopthread import PRIVATE_LOOP
 from conquiet.kit.service import Background
 from conquiet.message import Message
 from conquiet.topics.delivery import Delivery
@@ -60,6 +60,7 @@ class Handling:
         self.is_open = True
         """Whether handlers may begin; what is ready waits otherwise, as if nobody had taken it."""
         self._closing = False
+        self._threads: ThreadPoolExecutor | None = None
         self._call = self._awaitable(cast("Callable[..., Any]", handler), options)
         self._timeout = options.handler_timeout
         self._most = options.max_inflight
@@ -94,6 +95,8 @@ class Handling:
         """Cancel what still runs; a thread cannot be cancelled, and is left behind."""
         self._closing = True
         await self._background.aclose()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _add_runners(self) -> None:
         # By now the first runner has had its turn: what is still ready waits because the handler does.
@@ -187,21 +190,18 @@ class Handling:
         """``handler`` if it is async; else a function that runs it in a thread, so that it cannot block the loop."""
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
             return cast("Callable[[Any], Awaitable[Any]]", handler)
-        threads = anyio.CapacityLimiter(options.max_inflight)
+        threads = self._threads = ThreadPoolExecutor(options.max_inflight, "conquiet-handler")
 
         async def in_thread(message: Any) -> Any:
-            found: list[Any] = []
-
-            async def work() -> None:
-                found.append(await anyio.to_thread.run_sync(handler, message, limiter=threads))
-
-            await self._to_its_end(self._background.start(work(), "thread"))
+            loop, context = asyncio.get_running_loop(), copy_context()
+            work = loop.run_in_executor(threads, lambda: context.run(_in_thread, handler, message))
+            found = await self._to_its_end(work)
             # A callable that gives an awaitable was async in disguise (a lambda, a partial).
-            return await found[0] if inspect.isawaitable(found[0]) else found[0]
+            return await found if inspect.isawaitable(found) else found
 
         return in_thread
 
-    async def _to_its_end(self, work: asyncio.Task[None]) -> None:
+    async def _to_its_end(self, work: asyncio.Future[Any]) -> Any:
         """Wait for a thread. One that takes too long has failed, but not before it has ended: a second attempt beside
         the first would be two of one message at once."""
         cancelled: asyncio.CancelledError | None = None
@@ -214,12 +214,14 @@ class Handling:
                     break
         if cancelled is not None:
             raise cancelled
-        work.result()
+        return work.result()
 
     def _is_ending(self, error: BaseException) -> bool:
         """Whether the runner is being cancelled because all ends, and not by something inside the handler."""
-        if not isinstance(error, asyncio.CancelledError) or self._closing:
-            return isinstance(error, asyncio.CancelledError)
+        if not isinstance(error, asyncio.CancelledError):
+            return False
+        if self._closing or PRIVATE_LOOP.ended:
+            return True
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
@@ -257,6 +259,16 @@ class Pulling:
     async def aclose(self) -> None:
         """Nothing runs here; whoever waits is told."""
         self._news.set()
+
+
+def _in_thread(handler: Callable[[Any], Any], message: Any) -> Any:
+    """Run ``handler``; what would end a program ends only this attempt, as it ends only a thread elsewhere."""
+    try:
+        return handler(message)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _outcome(outcome: object) -> BaseException | None:
