@@ -12,7 +12,7 @@ from conquiet.kit import rules
 from conquiet.message import DATA, Message, Outgoing
 from conquiet.topics.codec import Codec
 
-__all__ = ["LARGEST", "fields_of", "fill", "fill_blank", "is_plain", "only_group", "payload_of", "text_of"]
+__all__ = ["LARGEST", "fields_of", "fill", "fill_blank", "only_group", "text_of", "too_large"]
 
 LARGEST: Final = 512 << 20  # Redis' own limit for one value
 _RESERVED: Final = "partitionId"
@@ -20,7 +20,9 @@ _RESERVED: Final = "partitionId"
 
 def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[bytes | str | int]:
     """The entry's fields and values in turn. Refuses whatever would not come back as it was given."""
-    payload = payload_of(message, codec)
+    payload = codec.encode(message.payload)
+    if len(payload) > LARGEST:
+        raise too_large(payload)
     if legacy:
         return [DATA, _legacy(message, payload)]
     fields: list[bytes | str | int] = [b"payload", payload, b"timestamp", int(time.time() * 1000)]
@@ -37,18 +39,9 @@ def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[byt
     return fields
 
 
-def payload_of(message: Outgoing, codec: Codec) -> bytes:
-    """The encoded payload, no larger than Redis takes it."""
-    payload = codec.encode(message.payload)
-    if len(payload) > LARGEST:
-        raise PayloadError("$", f"is {len(payload)} bytes encoded, but Redis takes {LARGEST} at most")
-    return payload
-
-
-def is_plain(message: Outgoing, codec: Codec) -> bool:
-    """Whether its entry has no more than a payload, a timestamp and a key."""
-    extra = message.headers is not None or message.message_id is not None or message.max_retries is not None
-    return not extra and codec.name == "json"
+def too_large(payload: bytes) -> PayloadError:
+    """What is said of a payload that Redis would not take."""
+    return PayloadError("$", f"is {len(payload)} bytes encoded, but Redis takes {LARGEST} at most")
 
 
 def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> None:

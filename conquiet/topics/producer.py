@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, cast
 from uuid import uuid4
 
@@ -16,53 +14,21 @@ from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
 from conquiet.topics import envelope, growth, retention
 from conquiet.topics.codec import Codec
+from conquiet.topics.packing import Destination, Packing, Run
 from conquiet.topics.partitioner import NAMED, Partitioner, checked
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
-from conquiet.wire import streams
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
-from conquiet.wire.streams import pack
 
 __all__ = ["Producer"]
 
 _log = logging.getLogger("conquiet.topics")
 
-_CHUNK: Final = 500
-_CHUNK_BYTES: Final = 1 << 20
 _TRIM_EVERY: Final = 1000
 _WHILE_GROWING: Final = 0.05
 _APPEND: Final = Script.named("append")
 _DELAY: Final = Script.named("delay")
-
-
-@dataclass(slots=True)
-class _Run:
-    """What goes to one partition, in order: each message's place among all, and how it is appended."""
-
-    partition: int
-    stream: str
-    places: list[int] = field(default_factory=list[int])
-    commands: list[bytes] = field(default_factory=list[bytes])
-    calls: list[Call] = field(default_factory=list["Call"])
-    """The same as ``commands`` where a script has to decide; else empty."""
-
-    def chunks(self) -> Iterator[_Run]:
-        """Itself in runs that hold neither side up: by number, and by size."""
-        if len(self.commands) <= _CHUNK and sum(map(len, self.commands)) <= _CHUNK_BYTES:
-            yield self
-            return
-        start = size = 0
-        for at, command in enumerate(self.commands):
-            if at > start and (at - start >= _CHUNK or size + len(command) > _CHUNK_BYTES):
-                yield self._part(start, at)
-                start, size = at, 0
-            size += len(command)
-        yield self._part(start, len(self.commands))
-
-    def _part(self, start: int, end: int) -> _Run:
-        parts = self.places[start:end], self.commands[start:end], self.calls[start:end]
-        return _Run(self.partition, self.stream, *parts)
 
 
 class Producer:
@@ -92,8 +58,7 @@ class Producer:
         self._window_size = rules.integer("dedup_size", dedup_size, least=1)
         self._metrics: dict[str, ProducerMetrics] = {}
         self._sent: dict[str, int] = {}
-        self._streams: dict[tuple[str, int], str] = {}
-        self._heads: dict[str, tuple[bytes, bytes]] = {}
+        self._destinations: dict[tuple[str, int], Destination] = {}
 
     async def send(self, topic: TopicLike, message: Outgoing, delay: float | None = None) -> EntryId:
         """Append one message; its ID once Redis has it."""
@@ -102,9 +67,9 @@ class Producer:
             found = await self._find(topic)
         if delay is not None:
             return await self._send_later(found, message, delay)
-        runs: dict[int, _Run] = {}
-        self._add(found, found.partitions, runs, 0, message, message.message_id is not None, _now())
-        [run] = runs.values()
+        packing = self._packing(found, message.message_id is not None)
+        packing.add(0, message)
+        [run] = packing.runs.values()
         replies = await self._replies(found, run)
         self._raise_first(run, replies)
         await self._written(found, run, 1)
@@ -132,66 +97,39 @@ class Producer:
 
     # --- where to, and what ---------------------------------------------------------------------------
 
-    def _runs(self, topic: Topic, messages: Sequence[Outgoing]) -> Iterable[_Run]:
-        runs: dict[int, _Run] = {}
-        partitions, now, add = topic.partitions, _now(), self._add
-        # All in one way: calls of a script that the server forgot are sent again, behind what was not refused.
-        guarded = any(message.message_id is not None for message in messages)
+    def _runs(self, topic: Topic, messages: Sequence[Outgoing]) -> Iterable[Run]:
+        packing = self._packing(topic, any(message.message_id is not None for message in messages))
+        add = packing.add
         at = 0
         try:
             for at, message in enumerate(messages):
-                add(topic, partitions, runs, at, message, guarded, now)
+                add(at, message)
         except PayloadError as error:
             raise PayloadError(f"messages[{at}]: {error.path}", error.reason) from None
-        return runs.values()
+        return packing.runs.values()
 
-    def _add(
-        self,
-        topic: Topic,
-        partitions: int,
-        runs: dict[int, _Run],
-        at: int,
-        message: Outgoing,
-        guarded: bool,
-        now: bytes,
-    ) -> None:
-        """Put a message behind the others that go to its partition."""
-        is_free = not guarded and not topic.legacy and topic.retention.on_full == "grow"
-        is_plain = is_free and envelope.is_plain(message, self._codec)
-        key: bytes | None = None
-        if is_plain:
-            payload = envelope.payload_of(message, self._codec)
-            if message.key is not None:
-                key = envelope.text_of("key", message.key)
-            fields: Sequence[bytes | str | int] = ()
-        else:
-            payload, fields = b"", envelope.fields_of(message, self._codec, topic.legacy)
-        partition = self._route(topic, partitions, message)
-        run = runs.get(partition)
-        if run is None:
-            run = runs[partition] = _Run(partition, self._stream(topic, partition))
-        run.places.append(at)
-        if is_plain:
-            run.commands.append(streams.xadd_message(self._head(run.stream, key), payload, now, key))
-        elif guarded or topic.retention.on_full != "grow":
-            call = self._guarded(topic, run.stream, message.message_id or "", fields)
-            run.calls.append(call)
-            run.commands.append(call.by_hash())
-        else:
-            run.commands.append(pack("XADD", run.stream, "*", *fields))
+    def _packing(self, topic: Topic, guarded: bool) -> Packing:
+        return Packing(topic, self._codec, self._chooser(topic), self._destination, self._guarded, guarded)
 
-    def _stream(self, topic: Topic, partition: int) -> str:
+    def _destination(self, topic: Topic, partition: int) -> Destination:
         key = (topic.name, partition)
-        stream = self._streams.get(key)
-        if stream is None:
-            stream = self._streams[key] = topic.stream(self._site.keys, partition)
-        return stream
+        destination = self._destinations.get(key)
+        if destination is None:
+            destination = self._destinations[key] = Destination.to(partition, topic.stream(self._site.keys, partition))
+        return destination
 
-    def _head(self, stream: str, key: bytes | None) -> bytes:
-        heads = self._heads.get(stream)
-        if heads is None:
-            heads = self._heads[stream] = (streams.xadd_message_head(stream, 2), streams.xadd_message_head(stream, 3))
-        return heads[key is not None]
+    def _chooser(self, topic: Topic) -> Callable[[str | None, int], int]:
+        own = self._own
+        return self._partitioner(topic) if own is None else lambda key, count: checked(own, key, count)
+
+    def _partitioner(self, topic: Topic) -> Partitioner:
+        name = topic.partitioner
+        found = self._named.get(name)
+        if found is None:
+            if name not in NAMED:
+                raise QueueError(f"this version does not know the partitioner {name!r} of topic {topic.name!r}")
+            found = self._named[name] = NAMED[name]()
+        return found
 
     async def _find(self, topic: TopicLike) -> Topic:
         """The topic as it is to be written to: while it grows, that has to wait until it has grown."""
@@ -204,27 +142,6 @@ class Producer:
                 await clock.sleep(_WHILE_GROWING)
             self._registry.forget(found.name)
             found = await self._registry.find(topic)
-        return found
-
-    def _route(self, topic: Topic, partitions: int, message: Outgoing) -> int:
-        if message.partition is not None:
-            index = rules.integer("partition", message.partition, least=0)
-            if index >= partitions:
-                raise ConfigError(f"partition must be less than {partitions}, not {index}")
-            return index
-        if partitions == 1:
-            return 0
-        key = message.key if message.key is not None else message.message_id
-        if self._own is not None:
-            return checked(self._own, key, partitions)
-        return self._partitioner(topic.partitioner)(key, partitions)
-
-    def _partitioner(self, name: str) -> Partitioner:
-        found = self._named.get(name)
-        if found is None:
-            if name not in NAMED:
-                raise QueueError(f"this version does not know the partitioner {name!r}")
-            found = self._named[name] = NAMED[name]()
         return found
 
     def _guarded(self, topic: Topic, stream: str, message_id: str, fields: Sequence[bytes | str | int]) -> Call:
@@ -243,17 +160,19 @@ class Producer:
 
     # --- how --------------------------------------------------------------------------------------------
 
-    async def _append(self, topic: Topic, whole: _Run, ids: list[EntryId | None]) -> None:
+    async def _append(self, topic: Topic, whole: Run, ids: list[EntryId | None]) -> None:
         for run in whole.chunks():
             replies = await self._replies(topic, run)
-            partition = run.partition
+            partition, made = run.partition, str.__new__
             for at, reply in zip(run.places, replies, strict=True):
                 if not isinstance(reply, Exception):
-                    ids[at] = EntryId(reply.decode(), partition)
+                    # As EntryId(...), at half the cost.
+                    ids[at] = id = made(EntryId, reply.decode())
+                    id.partition = partition
             self._raise_first(run, replies)
             await self._written(topic, run, len(run.places))
 
-    async def _replies(self, topic: Topic, run: _Run) -> list[Reply]:
+    async def _replies(self, topic: Topic, run: Run) -> list[Reply]:
         """For each message its entry ID as Redis gave it, or the error."""
         if not run.calls:
             return await self._site.link.call_many(run.stream, run.commands)
@@ -262,7 +181,7 @@ class Producer:
             await self._make_room(topic, run, replies)
         return [reply if isinstance(reply, Exception) else self._judged(topic, run, reply) for reply in replies]
 
-    async def _make_room(self, topic: Topic, run: _Run, replies: list[Reply]) -> None:
+    async def _make_room(self, topic: Topic, run: Run, replies: list[Reply]) -> None:
         """A topic that only groups hold back which nobody serves any more is not full: trim, and try once more."""
         full = [at for at, reply in enumerate(replies) if isinstance(reply, list) and reply[0] == b"FULL"]
         if full and (await retention.trim(self._site, topic, run.partition)).removed:
@@ -270,7 +189,7 @@ class Producer:
             for at, reply in zip(full, again, strict=True):
                 replies[at] = reply
 
-    def _judged(self, topic: Topic, run: _Run, reply: Reply) -> Reply:
+    def _judged(self, topic: Topic, run: Run, reply: Reply) -> Reply:
         metrics, partition = self._metrics_of(topic), run.partition
         if reply[0] == b"FULL":
             return TopicFullError(
@@ -282,14 +201,14 @@ class Producer:
             metrics.dropped(partition, reply[2])
         return reply[1]
 
-    def _raise_first(self, run: _Run, replies: Sequence[Reply]) -> None:
+    def _raise_first(self, run: Run, replies: Sequence[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, TopicFullError):
                 raise reply
             if isinstance(reply, Exception):
                 self._site.link.refuse(run.stream, reply)
 
-    async def _written(self, topic: Topic, run: _Run, count: int) -> None:
+    async def _written(self, topic: Topic, run: Run, count: int) -> None:
         self._metrics_of(topic).produced(run.partition, count)
         if not topic.retention.trims:
             return
@@ -307,8 +226,10 @@ class Producer:
             raise ConfigError("a legacy stream cannot hold messages back: delay needs a topic")
         ms = round(rules.seconds("delay", delay) * 1000)
         fields = envelope.fields_of(message, self._codec)
-        partition = self._route(topic, topic.partitions, message)
-        stream = self._stream(topic, partition)
+        packing = self._packing(topic, True)
+        packing.add(0, message)
+        [run] = packing.runs.values()
+        partition, stream = run.partition, run.stream
         keys, clock = self._site.keys, self._site.clock
         held = [keys.delayed(stream), keys.delayed_items(stream), keys.dedup(stream), keys.dedup_ids(stream)]
         window = (message.message_id or "", self._window_ms, self._window_size)
@@ -325,10 +246,6 @@ class Producer:
         if metrics is None:
             metrics = self._metrics[topic.name] = producer_metrics(topic.name)
         return metrics
-
-
-def _now() -> bytes:
-    return b"%d" % (time.time() * 1000)
 
 
 def _checked(messages: object) -> list[Outgoing]:
