@@ -1,4 +1,4 @@
-"""The one private event loop of the process, in a daemon thread, and what a fork does to it.
+"""The threads of the library: the one private event loop, in a daemon, and those that run what blocks.
 
 A forked child has the parent's loop, sockets and epoll set, but not its thread. Were the garbage collector to
 find an inherited connection there, closing it would edit the epoll set that the child *shares with the parent*,
@@ -13,12 +13,14 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from conquiet.errors import ConquietError
 
-__all__ = ["PRIVATE_LOOP", "LoopThread", "forks", "on_private_loop", "outlive_fork"]
+__all__ = ["PRIVATE_LOOP", "LoopThread", "Threads", "forks", "on_private_loop", "outlive_fork"]
 
 _T = TypeVar("_T")
 
@@ -102,6 +104,59 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_GRACE)
+
+
+class Threads:
+    """Up to ``most`` threads for functions that block; belongs to one loop.
+
+    Daemons, unlike an executor's: a program that ends does not wait for them, and what they have not done by then was
+    simply not done.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._started = self._busy = 0
+
+    def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """The outcome of ``work``, run in a thread; as many at a time as there may be threads."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[_T] = loop.create_future()
+
+        def job() -> None:
+            try:
+                settle = partial(self._succeed, done, work())
+            except BaseException as error:
+                settle = partial(self._fail, done, error)
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(settle)
+
+        self._busy += 1
+        if self._busy > self._started and self._started < self._most:
+            self._started += 1
+            threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
+        self._jobs.put(job)
+        return done
+
+    def close(self) -> None:
+        """Let the threads end once they have done what they were given."""
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _succeed(self, done: asyncio.Future[_T], result: _T) -> None:
+        self._busy -= 1
+        if not done.done():
+            done.set_result(result)
+
+    def _fail(self, done: asyncio.Future[_T], error: BaseException) -> None:
+        self._busy -= 1
+        if not done.done():
+            done.set_exception(error)
 
 
 async def on_private_loop(work: Coroutine[Any, Any, _T]) -> _T:

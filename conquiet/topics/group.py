@@ -159,8 +159,8 @@ class Member:
             await on_private_loop(self._beating.aclose())
             return
         try:
-            for work in (*(self._release(index) for index in list(self._leases)), self._sign_off()):
-                await self._attempt(work)
+            await asyncio.gather(*(self._attempt(self._release(index)) for index in list(self._leases)))
+            await self._attempt(self._sign_off())
         finally:
             await on_private_loop(self._beating.aclose())
             self._metrics.forget()

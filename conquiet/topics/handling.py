@@ -8,13 +8,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from conquiet.errors import ConfigError
 from conquiet.kit.clock import Clock
-from conquiet.kit.loopthread import PRIVATE_LOOP
+from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
 from conquiet.kit.service import Background
 from conquiet.message import Message
 from conquiet.topics.delivery import Delivery
@@ -60,7 +59,7 @@ class Handling:
         self.is_open = True
         """Whether handlers may begin; what is ready waits otherwise, as if nobody had taken it."""
         self._closing = False
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._call = self._awaitable(cast("Callable[..., Any]", handler), options)
         self._timeout = options.handler_timeout
         self._most = options.max_inflight
@@ -96,7 +95,7 @@ class Handling:
         self._closing = True
         await self._background.aclose()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     def _add_runners(self) -> None:
         # By now the first runner has had its turn: what is still ready waits because the handler does.
@@ -190,12 +189,11 @@ class Handling:
         """``handler`` if it is async; else a function that runs it in a thread, so that it cannot block the loop."""
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
             return cast("Callable[[Any], Awaitable[Any]]", handler)
-        threads = self._threads = ThreadPoolExecutor(options.max_inflight, "conquiet-handler")
+        threads = self._threads = Threads(options.max_inflight, "conquiet-handler")
 
         async def in_thread(message: Any) -> Any:
-            loop, context = asyncio.get_running_loop(), copy_context()
-            work = loop.run_in_executor(threads, lambda: context.run(_in_thread, handler, message))
-            found = await self._to_its_end(work)
+            context = copy_context()
+            found = await self._to_its_end(threads.run(lambda: context.run(_in_thread, handler, message)))
             # A callable that gives an awaitable was async in disguise (a lambda, a partial).
             return await found if inspect.isawaitable(found) else found
 

@@ -80,9 +80,9 @@ class Run:
 class Packing:
     """Takes the messages of one call to ``send`` or ``send_batch``, in order.
 
-    ``route`` tells the partition of a key, ``destination`` what goes with a partition, ``guard`` makes the script call for a
-    message that a plain ``XADD`` is not enough for. All of one call go the same way: calls of a script that the server
-    forgot are sent again, behind what was not refused.
+    ``route`` tells the partition of a key, ``destination`` what goes with a partition, ``guard`` makes the script
+    call for a message that a plain ``XADD`` is not enough for. All of one call go the same way: calls of a script that
+    the server forgot are sent again, behind what was not refused.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ class Stage:
         keys, stream = self.site.keys, self.stream(held.topic, held.partition)
         names = [*self._names(held)[:4], keys.delayed(stream), keys.delayed_items(stream)]
         about = (held.owner, held.epoch, self.site.clock.offset_ms, held.group)
-        reply = await self.site.run(stream, _TAKE(names, *about, count, count, "0-0", *acked))
+        reply = await self.site.run(stream, _TAKE(names, *about, count, count, "0-0", "", *acked))
         return None if reply[0] == 0 else ([id.decode() for id, _ in reply[2]], [_due(row) for row in reply[3]])
 
     async def park(self, held: Held, *ids: str, delay: float = 60.0) -> None:
