@@ -62,7 +62,7 @@ from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.sync._bridge import Facade, Twin, blocking, items, passing
 from conquiet.sync._portal import call
 from conquiet.sync._signals import StoppedBySignals
-from conquiet.sync._topics import Delivery, admin_of, consume, subscribe, wants_signals
+from conquiet.sync._topics import Delivery, admin_of, consume, subscribe
 from conquiet.sync._transaction import CallersFactory, callers_handler
 from conquiet.topics.codec import JSON
 from conquiet.topics.registry import TopicLike
@@ -124,6 +124,7 @@ __all__ = [
 ]
 
 _Tx = TypeVar("_Tx", bound=DbTx)
+_C = TypeVar("_C", core.Subscription, core.Messages)
 
 
 class EmbeddedRedis(Facade[core.EmbeddedRedis]):
@@ -328,22 +329,8 @@ class Broker(Facade[core.Broker]):
         return Messages(self, topic, group=group, options=options)
 
 
-class Subscription(StoppedBySignals[core.Subscription]):
-    __doc__ = core.Subscription.__doc__
-
-    def __init__(
-        self,
-        broker: Broker,
-        topic: TopicLike | Sequence[TopicLike],
-        *,
-        group: str,
-        handler: Callable[[Any], Any],
-        options: SubscribeOptions | None = None,
-    ) -> None:
-        super().__init__(subscribe, broker, topic, group=group, handler=handler, options=options)
-
-    def _wants_signals(self) -> bool:
-        return wants_signals(self._recipe)
+class TopicConsumer(StoppedBySignals[_C]):
+    """What both ways of consuming topics share."""
 
     @property
     def consumer(self) -> str:
@@ -367,12 +354,31 @@ class Subscription(StoppedBySignals[core.Subscription]):
     health = passing(core.Subscription.health)
     close = blocking(core.Subscription.aclose)
 
+    def _wants_signals(self) -> bool:
+        options = self._recipe[2]["options"]
+        return not isinstance(options, SubscribeOptions) or options.handle_signals
+
+
+class Subscription(TopicConsumer[core.Subscription]):
+    __doc__ = core.Subscription.__doc__
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: TopicLike | Sequence[TopicLike],
+        *,
+        group: str,
+        handler: Callable[[Any], Any],
+        options: SubscribeOptions | None = None,
+    ) -> None:
+        super().__init__(subscribe, broker, topic, group=group, handler=handler, options=options)
+
     def wait(self) -> None:
         with self._signals():
             call(self._core().wait)
 
 
-class Messages(StoppedBySignals[core.Messages]):
+class Messages(TopicConsumer[core.Messages]):
     __doc__ = core.Messages.__doc__
 
     def __init__(
@@ -385,30 +391,6 @@ class Messages(StoppedBySignals[core.Messages]):
     ) -> None:
         super().__init__(consume, broker, topic, group=group, options=options)
 
-    def _wants_signals(self) -> bool:
-        return wants_signals(self._recipe)
-
-    @property
-    def consumer(self) -> str:
-        return self._core().consumer
-
-    @property
-    def owned(self) -> Mapping[str, tuple[int, ...]]:
-        return self._core().owned
-
-    @property
-    def inflight(self) -> int:
-        return self._core().inflight
-
-    @property
-    def paused(self) -> bool:
-        return self._core().paused
-
-    pause = passing(core.Messages.pause)
-    resume = passing(core.Messages.resume)
-    stop = passing(core.Messages.stop)
-    health = passing(core.Messages.health)
-    close = blocking(core.Messages.aclose)
     wait = blocking(core.Messages.wait)
 
     def __iter__(self) -> Self:

@@ -11,7 +11,7 @@ from conquiet import Message, SubscribeOptions
 from conquiet.sync._portal import Errand, Inbox, call, current_inbox, plain
 from conquiet.topics.registry import TopicLike
 
-__all__ = ["CallersSubscription", "Delivery", "admin_of", "consume", "subscribe", "wants_signals"]
+__all__ = ["CallersSubscription", "Delivery", "admin_of", "consume", "subscribe"]
 
 
 class Delivery(core.Delivery):
@@ -100,9 +100,3 @@ def consume(
 def admin_of(broker: core.Broker) -> core.Admin:
     """The administration of a broker."""
     return broker.admin
-
-
-def wants_signals(recipe: tuple[object, tuple[object, ...], dict[str, object]]) -> bool:
-    """Whether the options in the recipe of a consumer leave signals to it."""
-    options = recipe[2]["options"]
-    return not isinstance(options, SubscribeOptions) or options.handle_signals

@@ -1,0 +1,76 @@
+"""What only Redis knows, shown to whoever scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import REGISTRY
+
+from conquiet import Broker, ConfigError, Outgoing
+from conquiet.wire.keys import Keys
+
+
+@pytest.fixture
+async def broker(url: str, keys: Keys) -> AsyncIterator[Broker]:
+    async with Broker(url, namespace=keys.namespace) as broker:
+        yield broker
+
+
+async def scraped(name: str, **labels: str) -> float | None:
+    """A value as a scrape shows it; scrapes come from threads of their own."""
+    return await asyncio.to_thread(REGISTRY.get_sample_value, f"conquiet_topics_{name}", labels)
+
+
+async def test_lengths_backlogs_and_owners_are_shown(broker: Broker, keys: Keys) -> None:
+    topic = f"{keys.namespace}-orders"
+    await broker.create_topic(topic, partitions=2)
+    await broker.send_batch(topic, [Outgoing(n, partition=n % 2) for n in range(6)])
+    async with broker.consume(topic, group="billing") as messages:
+        assert await messages.next(20) is not None
+    await broker.send(topic, "more", partition=1)
+    collector = broker.collector([topic])
+    try:
+        about = {"topic": topic, "group": "billing"}
+        assert await scraped("collector_up") == 1
+        assert await scraped("length", topic=topic, partition="0") == 3
+        assert await scraped("length", topic=topic, partition="1") == 4
+        pending = [await scraped("pending", partition=part, **about) or 0 for part in ("0", "1")]
+        lag = [await scraped("lag", partition=part, **about) or 0 for part in ("0", "1")]
+        assert sum(pending) + sum(lag) == 7
+        assert await scraped("partitions_unowned", **about) == 2
+        assert await scraped("retry_depth", partition="0", **about) == 0
+    finally:
+        await asyncio.to_thread(collector.close)
+    assert await scraped("length", topic=topic, partition="0") is None
+
+
+@pytest.mark.any_server
+async def test_a_scrape_looks_at_no_more_than_it_may(broker: Broker, keys: Keys) -> None:
+    small, large = f"{keys.namespace}-a", f"{keys.namespace}-b"
+    await broker.create_topic(small, partitions=1)
+    await broker.create_topic(large, partitions=5)
+    collector = broker.collector(most_partitions=3)
+    try:
+        assert await scraped("length", topic=small, partition="0") == 0
+        assert await scraped("length", topic=large, partition="0") is None
+    finally:
+        await asyncio.to_thread(collector.close)
+
+
+@pytest.mark.any_server
+async def test_a_server_that_is_gone_spoils_no_scrape(keys: Keys) -> None:
+    collector = Broker("redis://127.0.0.1:1", namespace=keys.namespace).collector()
+    try:
+        assert await scraped("collector_up") == 0
+    finally:
+        await asyncio.to_thread(collector.close)
+
+
+@pytest.mark.any_server
+async def test_what_cannot_be_collected_is_refused(broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="most_partitions must be an integer of at least 1"):
+        broker.collector(most_partitions=0)
+    with pytest.raises(ConfigError, match="topic must be"):
+        broker.collector(["a b"])
