@@ -334,18 +334,22 @@ class TopicConsumer(StoppedBySignals[_C]):
 
     @property
     def consumer(self) -> str:
+        """The name under which it is known in Redis: the configured one and a part that is new each time."""
         return self._core().consumer
 
     @property
     def owned(self) -> Mapping[str, tuple[int, ...]]:
+        """The partitions that it owns now, by topic."""
         return self._core().owned
 
     @property
     def inflight(self) -> int:
+        """Messages that were delivered and are not settled."""
         return self._core().inflight
 
     @property
     def paused(self) -> bool:
+        """Whether nothing new is taken."""
         return self._core().paused
 
     pause = passing(core.Subscription.pause)
