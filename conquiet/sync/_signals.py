@@ -32,10 +32,13 @@ class StoppedBySignals(Facade[S]):  # pyright: ignore[reportInvalidTypeArguments
     """
 
     def __enter__(self) -> Self:
-        super().__enter__()
         self._signals_held = ExitStack()
-        self._signals_held.enter_context(self._signals())
-        return self
+        self._signals_held.enter_context(self._signals())  # before anything runs that a signal would have to end
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._signals_held.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -286,5 +286,5 @@ def _transformed(delivery: Delivery, letters: DeadLetterPolicy) -> Mapping[bytes
 def _words(fields: Mapping[bytes, bytes]) -> list[bytes]:
     words = [word for pair in fields.items() for word in pair]
     if not all(isinstance(word, bytes) for word in words):
-        raise TypeError(f"transform must return names and values as bytes, not {fields!r}")
+        raise TypeError("transform must return names and values as bytes")
     return words

@@ -128,7 +128,7 @@ def _requested(words: Sequence[bytes]) -> Iterator[str]:
         return
     args = _args(words)
     if script.name == "take":
-        if args[7:]:
+        if args[8:]:
             yield "ack"
         if args[4:6] != [b"0", b"0"]:
             yield from ("take new", "take due", "take nothing")

@@ -152,7 +152,7 @@ class Scripted:
         delayed = [self.site.keys.delayed(self.stream), self.site.keys.delayed_items(self.stream)]
         match what:
             case "take":
-                return self.run("take", [*group, *delayed], *fence, now, GROUP, most, most, "0-0", *ids)
+                return self.run("take", [*group, *delayed], *fence, now, GROUP, most, most, "0-0", "", *ids)
             case "takeover":
                 start, crashed = (ids or ["-"])[0], self.model.crashed
                 return self.run("takeover", group, *fence, GROUP, start, most, crashed, "", SUSPICIOUS)

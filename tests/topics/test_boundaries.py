@@ -1,0 +1,234 @@
+"""Crashes at every command boundary: not sent, not answered, killed. Nothing is lost, and nothing gets stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from conquiet.errors import QueueError
+from conquiet.kit.clock import SYSTEM_CLOCK
+from conquiet.topics.broker import Broker
+from tests.rigs.tracing import SCRIPTS, Tracer, Way
+from tests.rigs.waiting import LONG, eventually
+from tests.topics.boundaries import BACKGROUND, JOINING, LIVING, PATHS, Scene
+
+pytestmark = pytest.mark.any_server
+
+BOUNDARIES = [(path, at) for path, names in PATHS.items() for at in range(len(names))]
+ROOT = Path(__file__).parents[2]
+
+IS_FULL = float(os.environ.get("CONQUIET_TEST_SCALE", "0.1")) >= 1
+
+
+def at_each(boundaries: list[tuple[str, int]]) -> pytest.MarkDecorator:
+    ids = [f"{path}-{at}-{PATHS[path][at]}".replace(" ", "_") for path, at in boundaries]
+    return pytest.mark.parametrize(("path", "at"), boundaries, ids=ids)
+
+
+every_boundary = at_each(BOUNDARIES)
+
+
+@pytest.fixture
+async def proxy(url: str) -> AsyncIterator[Tracer]:
+    async with Redis.from_url(url) as client, client.pipeline(transaction=False) as pipeline:
+        for script in SCRIPTS.values():  # so that no call is made twice because the server lacks its script
+            pipeline.script_load(script.text)
+        await pipeline.execute()
+    async with Tracer(url) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def scene_of(url: str, path: str) -> AsyncIterator[Scene]:
+    scene = Scene(url, f"t{secrets.token_hex(6)}", path)
+    try:
+        await scene.prepare()
+        yield scene
+    finally:
+        await scene.aclose()
+
+
+@asynccontextmanager
+async def victim(scene: Scene, proxy: Tracer) -> AsyncIterator[tuple[Broker, asyncio.Task[None]]]:
+    """Somebody on the path; closed at the end."""
+    clock = scene.clock if scene.path == "hand over" else SYSTEM_CLOCK
+    broker = Broker(proxy.url, namespace=scene.namespace, clock=clock)
+    walk = scene.walker = asyncio.create_task(scene.walk(broker))
+    try:
+        yield broker, walk
+    finally:
+        if not walk.done():
+            walk.cancel()
+            with suppress(asyncio.CancelledError):
+                await walk
+        await broker.aclose()
+
+
+@asynccontextmanager
+async def company(scene: Scene) -> AsyncIterator[None]:
+    """Somebody to hand over to, after the victim has got everything; on other paths nobody."""
+    if scene.path != "hand over":
+        yield
+        return
+    async with scene.consumer(scene.broker):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_mistakes(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever is caught and logged with a traceback is a mistake in the library."""
+    yield
+    records = caplog.get_records("call")
+    assert [record.getMessage() for record in records if record.levelno >= logging.ERROR and record.exc_info] == []
+
+
+# --- the lists ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_path_sends_what_is_listed_and_nothing_else(url: str, proxy: Tracer, path: str) -> None:
+    """A new command on a path belongs on its list, and so is struck at like the others."""
+    async with scene_of(url, path) as scene, victim(scene, proxy) as (_, walk):
+        if path == "hand over":
+            await eventually(scene.is_settled, "the victim has got everything")
+            proxy.arm()
+        async with company(scene):
+            if path == "leave" or scene.is_operation:
+                await walk
+            elif path == "hand over":
+                await eventually(lambda: is_shared(scene), "the partitions are shared")
+            else:
+                await eventually(scene.is_settled, "all is settled")
+            trace = list(proxy.trace)
+    usual = BACKGROUND if scene.is_operation else {*BACKGROUND, *JOINING, *LIVING}
+    assert {*trace, *usual} == {*PATHS[path], *usual}
+    following = iter(trace)
+    assert [name for name in PATHS[path] if name not in following] == []
+
+
+async def is_shared(scene: Scene) -> bool:
+    scene.clock.advance(1.0)  # what was not released has to run out
+    owners = await scene.owners()
+    return len(owners) == 2 and "" not in owners
+
+
+# --- a lost connection ---------------------------------------------------------------------------------
+
+
+@every_boundary
+@pytest.mark.parametrize("way", ["unsent", "unanswered"])
+async def test_a_victim_that_comes_back_finishes(url: str, proxy: Tracer, path: str, at: int, way: Way) -> None:
+    async with scene_of(url, path) as scene:
+        async with struck(scene, proxy, at, way) as (broker, walk):
+            if scene.is_operation:
+                with pytest.raises(QueueError):
+                    await walk
+                await scene.operate(broker)
+            elif path == "leave":
+                await walk
+            else:
+                await scene.send(1)
+                await eventually(scene.settles, f"the victim has finished: {path}")
+            if path == "hand over":
+                await eventually(lambda: is_shared(scene), "the partitions are shared")
+        if scene.is_operation or path == "leave":
+            await scene.rescue()
+        await scene.check()
+
+
+@every_boundary
+@pytest.mark.parametrize("way", ["unsent", "unanswered"])
+async def test_another_finishes_for_a_victim_that_stays_away(
+    url: str, proxy: Tracer, path: str, at: int, way: Way
+) -> None:
+    """It comes back in the end, too late: it changes nothing any more."""
+    async with scene_of(url, path) as scene:
+        async with struck(scene, proxy, at, way, for_good=True) as (_, walk):
+            if scene.is_operation:
+                with pytest.raises(QueueError):
+                    await walk
+            if path == "hand over":
+                await scene.send(1)
+                await eventually(scene.settles, "the other has got everything")
+            else:
+                await scene.rescue()
+                await scene.check()
+            proxy.reopen()
+        await scene.check()
+
+
+async def test_marks_of_a_replay_that_crashed_go_with_the_next_one(url: str, proxy: Tracer) -> None:
+    async with scene_of(url, "replay") as scene:
+        last = len(PATHS["replay"]) - 1
+        async with struck(scene, proxy, last, "unsent") as (_, walk):
+            with pytest.raises(QueueError):
+                await walk
+        scene.clock.advance(3600.0)
+        await scene.die_again()
+        await scene.operate(scene.broker)
+        assert await scene.redis.hgetall(scene.site.keys.replayed(scene.streams[0])) == {}
+
+
+@asynccontextmanager
+async def struck(
+    scene: Scene, proxy: Tracer, at: int, way: Way, *, for_good: bool = False
+) -> AsyncIterator[tuple[Broker, asyncio.Task[None]]]:
+    """A victim right after it was struck, with the proxy shut if that is for good."""
+    target, after = PATHS[scene.path][at], PATHS[scene.path][:at]
+    event = proxy.strike(target, after, way, for_good=for_good, armed=scene.path != "hand over")
+    async with victim(scene, proxy) as (broker, walk):
+        if scene.path == "hand over":
+            await eventually(scene.is_settled, "the victim has got everything")
+            proxy.arm()
+        async with company(scene), asyncio.timeout(LONG):
+            await event.wait()
+            yield broker, walk
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(scene: Scene, proxy: Tracer) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-W", "error", "-m", "tests.topics.boundary_process", proxy.url]
+    with subprocess.Popen(
+        [*command, scene.url, scene.namespace, scene.path, str(len(scene.sent))],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@at_each([(path, at) for path, at in BOUNDARIES if IS_FULL or at == len(PATHS[path]) // 2])
+async def test_another_finishes_for_a_victim_that_is_killed(url: str, proxy: Tracer, path: str, at: int) -> None:
+    """At one boundary of each path; at all of them in a run of full scale."""
+    async with scene_of(url, path) as scene:
+        event = proxy.strike(PATHS[path][at], PATHS[path][:at], "held", armed=path != "hand over")
+        with process(scene, proxy) as child:
+            if path == "hand over":
+                await eventually(scene.is_settled, "the victim has got everything")
+                proxy.arm()
+            async with company(scene), asyncio.timeout(LONG):
+                await event.wait()
+                child.kill()
+                child.wait()
+                await proxy.disconnect()
+                if path == "hand over":
+                    scene.clock.advance(60.0)
+                    await scene.send(1)
+                    await eventually(scene.settles, "the other has got everything")
+        if path != "hand over":
+            await scene.rescue()
+        await scene.check()
