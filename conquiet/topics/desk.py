@@ -169,6 +169,7 @@ class Desk:
         """No answer: whether it was done is not known, so it is asked again, and the pending list is read again."""
         part = step.partition
         part.sending -= step.carried
+        part.asking -= step.asked
         part.acks[:0] = step.acks
         part.failed[:0] = step.failed
         if step.kind in ("take", "takeover") and step.asked and part.page is None:
@@ -185,6 +186,7 @@ class Desk:
     def _answered(self, step: Step, reply: Reply, seconds: float) -> None:
         part = step.partition
         part.sending -= step.carried
+        part.asking -= step.asked
         answer: list[Reply] = [reply] if step.kind == "suspect" else reply
         if not answer[0]:
             self._fenced(step)

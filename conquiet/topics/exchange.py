@@ -110,6 +110,7 @@ class Exchanges:
             *[delivery.id for delivery in acks],
         )
         partition.sending += len(acks)
+        partition.asking += max(most, most_due)
         return Step(partition, "take", call, acks=acks, fresh=most, asked=max(most, most_due))
 
     def takeover(self, partition: Partition, size: int) -> Step:
@@ -125,6 +126,7 @@ class Exchanges:
             partition.running,
             _SUSPICIOUS,
         )
+        partition.asking += size
         return Step(partition, "takeover", call, asked=size)
 
     def suspect(self, partition: Partition, id: str) -> Step:

@@ -87,7 +87,7 @@ class Partition:
         self.suspicious = False
         self.is_careful = False
         """Whether what was taken over is handled one at a time, and nothing else."""
-        self.sending = self.taken = 0
+        self.sending = self.asking = self.taken = 0
         self.due_at: float | None = None
         """When the next parked or delayed entry falls due, by local time."""
         self.durations: list[float] = []

@@ -150,9 +150,9 @@ class Reading:
         return [part for part in self._desk.partitions.values() if part.reader is reader and not part.lease.lost]
 
     def _room(self) -> int:
-        return self._options.max_inflight - sum(
-            len(part.held) + part.sending for part in self._desk.partitions.values()
-        )
+        # What other nodes were asked for counts too: it may be on its way.
+        parts = self._desk.partitions.values()
+        return self._options.max_inflight - sum(len(part.held) + part.sending + part.asking for part in parts)
 
     def _plan(self, reader: _Reader, parts: Sequence[Partition]) -> list[Step]:
         now = self._site.clock.monotonic()
