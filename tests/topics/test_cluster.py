@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,7 @@ from conquiet import (
     Backoff,
     Broker,
     Message,
+    Messages,
     Outgoing,
     Reject,
     Retention,
@@ -64,6 +66,24 @@ async def broker(cluster: LocalCluster, keys: Keys, clock: ManualClock) -> Async
     async with Broker(cluster.url, namespace=keys.namespace, clock=clock) as broker:
         await broker.create_topic(ORDERS, partitions=PARTITIONS)
         yield broker
+
+
+async def test_the_nodes_share_what_may_be_in_flight(broker: Broker) -> None:
+    await broker.send_batch(ORDERS, [Outgoing(n, partition=n % PARTITIONS) for n in range(120)])
+    most = 0
+
+    async def watch(messages: Messages) -> None:
+        nonlocal most
+        for _ in range(120):
+            message = await messages.next(20)
+            assert message is not None
+            most = max(most, messages.inflight)
+            await message.ack()
+
+    options = replace(OPTIONS, max_inflight=5)
+    async with broker.consume(ORDERS, group="g", options=options) as messages:
+        await watch(messages)
+    assert 0 < most <= 5
 
 
 async def test_the_partitions_are_on_all_nodes(broker: Broker, cluster: LocalCluster, keys: Keys) -> None:
