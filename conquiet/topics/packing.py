@@ -95,7 +95,7 @@ class Packing:
         guarded: bool,
     ) -> None:
         self.runs: dict[int, Run] = {}
-        self._topic = topic
+        self.topic = topic
         self._codec = codec
         self._encode = codec.encode
         self._route = route
@@ -103,46 +103,55 @@ class Packing:
         self._guard = guard
         self._is_guarded = guarded or topic.retention.on_full != "grow"
         self._is_plain = not self._is_guarded and not topic.legacy and codec.name == "json"
-        self._now = b"%d" % (time.time() * 1000)
 
-    def add(self, at: int, message: Outgoing) -> None:
-        """Put the message of place ``at`` behind the others that go to its partition."""
-        if not self._is_plain or message.headers is not None or message.max_retries is not None:
-            self._add_special(at, message)
-            return
+    def is_plain(self, message: Outgoing) -> bool:
+        """Whether its entry has no more than a payload, a timestamp and a key, and a plain ``XADD`` appends it."""
+        return self._is_plain and message.headers is None and message.max_retries is None
+
+    def pack(self, message: Outgoing) -> tuple[Destination, bytes]:
+        """Where a plain message goes, and the command that appends it; leaves nothing behind here."""
         payload = self._encode(message.payload)
         if len(payload) > envelope.LARGEST:
             raise envelope.too_large(payload)
-        key = None if message.key is None else envelope.text_of("key", message.key)
-        run = self._run(message)
-        destination = run.destination
+        text = message.key
+        key = None if text is None else envelope.text_of("key", text)
+        destination = self._destination(self.topic, self._partition(message))
         head = destination.without_key if key is None else destination.with_key
+        return destination, streams.xadd_message(head, payload, b"%d" % (time.time() * 1000), key)
+
+    def add(self, at: int, message: Outgoing) -> None:
+        """Put the message of place ``at`` behind the others that go to its partition."""
+        if not self.is_plain(message):
+            self._add_special(at, message)
+            return
+        destination, command = self.pack(message)
+        run = self.runs.get(destination.partition)
+        if run is None:
+            run = self.runs[destination.partition] = Run(destination)
         run.places.append(at)
-        run.commands.append(streams.xadd_message(head, payload, self._now, key))
+        run.commands.append(command)
 
     def _add_special(self, at: int, message: Outgoing) -> None:
-        fields = envelope.fields_of(message, self._codec, self._topic.legacy)
-        run = self._run(message)
+        fields = envelope.fields_of(message, self._codec, self.topic.legacy)
+        partition = self._partition(message)
+        run = self.runs.get(partition)
+        if run is None:
+            run = self.runs[partition] = Run(self._destination(self.topic, partition))
         run.places.append(at)
         if self._is_guarded:
-            call = self._guard(self._topic, run.stream, message.message_id or "", fields)
+            call = self._guard(self.topic, run.stream, message.message_id or "", fields)
             run.calls.append(call)
             run.commands.append(call.by_hash())
         else:
             run.commands.append(pack("XADD", run.stream, "*", *fields))
 
-    def _run(self, message: Outgoing) -> Run:
-        partitions = self._topic.partitions
+    def _partition(self, message: Outgoing) -> int:
+        partitions = self.topic.partitions
         if message.partition is not None:
-            partition = _within(message.partition, partitions)
-        elif partitions == 1:
-            partition = 0
-        else:
-            partition = self._route(message.key if message.key is not None else message.message_id, partitions)
-        run = self.runs.get(partition)
-        if run is None:
-            run = self.runs[partition] = Run(self._destination(self._topic, partition))
-        return run
+            return _within(message.partition, partitions)
+        if partitions == 1:
+            return 0
+        return self._route(message.key if message.key is not None else message.message_id, partitions)
 
 
 def _within(partition: object, partitions: int) -> int:

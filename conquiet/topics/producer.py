@@ -58,6 +58,7 @@ class Producer:
         self._window_size = rules.integer("dedup_size", dedup_size, least=1)
         self._metrics: dict[str, ProducerMetrics] = {}
         self._sent: dict[str, int] = {}
+        self._plain: dict[str, Packing] = {}
         self._destinations: dict[tuple[str, int], Destination] = {}
 
     async def send(self, topic: TopicLike, message: Outgoing, delay: float | None = None) -> EntryId:
@@ -67,13 +68,26 @@ class Producer:
             found = await self._find(topic)
         if delay is not None:
             return await self._send_later(found, message, delay)
-        packing = self._packing(found, message.message_id is not None)
+        plain = self._plain.get(found.name)
+        if plain is None or plain.topic is not found:
+            plain = self._plain[found.name] = self._packing(found, guarded=False)
+        if message.message_id is None and plain.is_plain(message):
+            destination, command = plain.pack(message)
+            id = (await self._site.link.call(destination.stream, command)).decode()
+        else:
+            destination, id = await self._send_special(found, message)
+        self._metrics_of(found).produced(destination.partition, 1)
+        if found.retention.trims:
+            await self._trim(found, destination, 1)
+        return EntryId(id, destination.partition)
+
+    async def _send_special(self, topic: Topic, message: Outgoing) -> tuple[Destination, str]:
+        packing = self._packing(topic, message.message_id is not None)
         packing.add(0, message)
         [run] = packing.runs.values()
-        replies = await self._replies(found, run)
+        replies = await self._replies(topic, run)
         self._raise_first(run, replies)
-        await self._written(found, run, 1)
-        return EntryId(replies[0].decode(), run.partition)
+        return run.destination, replies[0].decode()
 
     async def send_batch(self, topic: TopicLike, messages: Iterable[Outgoing]) -> list[EntryId]:
         """Append messages, those of one partition in order; one round trip for each few hundred of a partition.
@@ -170,7 +184,9 @@ class Producer:
                     ids[at] = id = made(EntryId, reply.decode())
                     id.partition = partition
             self._raise_first(run, replies)
-            await self._written(topic, run, len(run.places))
+            self._metrics_of(topic).produced(partition, len(run.places))
+            if topic.retention.trims:
+                await self._trim(topic, run.destination, len(run.places))
 
     async def _replies(self, topic: Topic, run: Run) -> list[Reply]:
         """For each message its entry ID as Redis gave it, or the error."""
@@ -208,18 +224,15 @@ class Producer:
             if isinstance(reply, Exception):
                 self._site.link.refuse(run.stream, reply)
 
-    async def _written(self, topic: Topic, run: Run, count: int) -> None:
-        self._metrics_of(topic).produced(run.partition, count)
-        if not topic.retention.trims:
-            return
-        # Owners of leases trim; this is for topics that nobody subscribes to.
-        sent = self._sent.get(run.stream, 0) + count
-        self._sent[run.stream] = sent % _TRIM_EVERY
+    async def _trim(self, topic: Topic, there: Destination, count: int) -> None:
+        """After each so many messages: owners of leases trim; this is for topics that nobody subscribes to."""
+        sent = self._sent.get(there.stream, 0) + count
+        self._sent[there.stream] = sent % _TRIM_EVERY
         if sent >= _TRIM_EVERY:
             try:
-                await retention.trim(self._site, topic, run.partition)
+                await retention.trim(self._site, topic, there.partition)
             except QueueError as error:  # the messages are written all the same
-                _log.warning("topic %r, partition %d: could not trim: %s", topic.name, run.partition, error)
+                _log.warning("topic %r, partition %d: could not trim: %s", topic.name, there.partition, error)
 
     async def _send_later(self, topic: Topic, message: Outgoing, delay: float) -> EntryId:
         if topic.legacy:

@@ -105,7 +105,11 @@ class Registry:
 
     def cached(self, topic: TopicLike) -> Topic | None:
         """As :meth:`find`, if that needs no question to the server."""
-        known = self._known.get(checked_topic(topic))
+        try:
+            known = self._known.get(topic)
+        except TypeError:  # not even hashable
+            checked_topic(topic)
+            raise
         return known[1] if known is not None and self._site.clock.monotonic() < known[0] else None
 
     async def look(self, topic: TopicLike) -> Topic:

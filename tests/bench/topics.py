@@ -40,7 +40,7 @@ class Bench:
     def __init__(self, url: str, pid: int) -> None:
         self.url = url
         self.pid = pid
-        self.client = Redis.from_url(url)
+        self.client = Redis.from_url(url, max_connections=500)
         self.broker = Broker.connect(url)
         port = int(url.rsplit(":", 1)[1])
         self.raw: Any = Connection(host="127.0.0.1", port=port, socket_timeout=None, protocol=2)
