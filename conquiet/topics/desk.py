@@ -264,9 +264,8 @@ class Desk:
         if ghosts:
             self._note_ghosts(part, ghosts)
         if step.fresh:
-            part.hot = bool(fresh)
-            if not fresh:
-                part.cold_at = now
+            part.hot = len(fresh) >= step.fresh  # else there is no more for now
+            part.cold_at = now
         if part.is_leaving:
             return  # it stays pending, and the next owner takes it over in order
         for taken in self._exchanges.due(part, due):

@@ -26,6 +26,7 @@ _PAGE: Final = 500
 _SHARE: Final = 32
 """A take is not divided into smaller ones than this: a script call costs as much as many entries."""
 _COLD_POLL: Final = 0.005
+"""While some partitions keep the loop busy nobody waits for news of the others: these are asked as often as this."""
 _LINGER: Final = 0.001
 _MOST_POLLS: Final = 20
 _CLUSTER_WAIT: Final = 0.1
@@ -132,7 +133,8 @@ class Reading:
 
     async def _turn(self, reader: _Reader, parts: Sequence[Partition]) -> bool:
         """One exchange with the node, if there is anything to say; whether there was."""
-        await asyncio.sleep(0)  # what was just taken is handled first, and settled along with the next take
+        if self._desk.ready:
+            await asyncio.sleep(0)  # what was just taken is handled first, and settled along with the next take
         room = self._room()
         if 0 < room < self._options.max_inflight // 4 and not reader.has_lingered:
             # Handlers are at work: what a few more of them finish goes along.
@@ -155,29 +157,27 @@ class Reading:
         return self._options.max_inflight - sum(len(part.held) + part.sending + part.asking for part in parts)
 
     def _plan(self, reader: _Reader, parts: Sequence[Partition]) -> list[Step]:
+        """What to take, and what to settle along with it; nothing if there is nothing to take."""
         now = self._site.clock.monotonic()
-        steps: list[Step] = []
-        hungry: list[Partition] = []
         is_busy = any(part.hot for part in parts)
+        hungry: list[Partition] = []
         for part in parts:
-            if part.failed and now >= part.ask_at:
-                steps += self._exchanges.failures(part)
             if part.resume(now):
                 self._desk.wake_hands()
-            if self._may_take(part, now) and self._is_hungry(part, now, is_busy):
+            unheard = is_busy and now >= max(part.cold_at, reader.heard_at) + _COLD_POLL
+            if self._may_take(part, now) and (unheard or self._is_hungry(part, now)):
                 hungry.append(part)
-            elif part.acks and now >= part.ask_at:
-                steps.append(self._exchanges.take(part, 0, 0))
-        return steps + self._takes(reader, hungry, now)
+        takes = self._takes(reader, hungry, now)
+        if not takes:
+            return []
+        return [step for part in parts for step in self._settlements(part)] + takes
 
     def _may_take(self, part: Partition, now: float) -> bool:
         idle = self.is_stopped or part.is_draining or part.is_careful
         return not idle and now >= part.ask_at and part.lease.is_safe(now)
 
-    def _is_hungry(self, part: Partition, now: float, is_busy: bool) -> bool:
-        # While others keep the loop busy nobody waits for news of this one, so it is asked now and then.
-        asks = part.page is not None or part.hot or part.is_due(now)
-        return asks or (is_busy and now >= part.cold_at + _COLD_POLL)
+    def _is_hungry(self, part: Partition, now: float) -> bool:
+        return part.page is not None or part.hot or part.is_due(now)
 
     def _takes(self, reader: _Reader, hungry: list[Partition], now: float) -> list[Step]:
         room = self._room()
@@ -224,6 +224,8 @@ class Reading:
         cold = [part for part in cold if not (part.is_blocked or part.is_at_limit or part.failures)]
         if cold:
             await self._listen(reader, cold, patience)
+        elif steps := [step for part in parts for step in self._settlements(part)]:
+            await self._desk.exchange(steps)
         else:
             await self._site.clock.wait(reader.event, patience)
 
@@ -244,16 +246,18 @@ class Reading:
         reader.interrupt = Interrupt()
         reader.is_waiting = True
         try:
-            if any(part.has_settlements for part in self._parts(reader)):
-                return
+            for part in self._parts(reader):
+                if part.has_settlements:
+                    self.kick(part)
             reply = await link.wait(
                 heard[0].stream, streams.xread(ids, block_ms=max(round(patience * 1000), 1)), patience, reader.interrupt
             )
         finally:
             reader.is_waiting = False
+            reader.heard_at = self._site.clock.monotonic()
         for stream in streams.streams_of(reply):
-            if (part := self._desk.partitions.get(stream)) is not None:
-                part.hot = True
+            if (found := self._desk.partitions.get(stream)) is not None:
+                found.hot = True
         if not reply or len(heard) < len(cold):
             self._poll(reader, [part for part in cold if not part.hot])
 
@@ -292,7 +296,7 @@ class _Reader:
         self.is_flushing = False
         self.has_lingered = False
         self.turn = 0
-        self.poll_at = 0.0
+        self.poll_at = self.heard_at = 0.0
 
     def wake(self) -> None:
         self.event.set()
