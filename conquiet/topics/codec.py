@@ -39,7 +39,7 @@ class JsonCodec:
 
     def encode(self, payload: Any) -> bytes:
         """``payload`` as UTF-8 JSON."""
-        return codec.encode_object(cast("object", payload)) if type(payload) is dict else codec.encode(payload)
+        return codec.encode_object(payload) if type(payload) is dict else codec.encode(payload)  # pyright: ignore[reportUnknownArgumentType]
 
     def decode(self, data: bytes) -> Any:
         """The JSON value."""

@@ -17,7 +17,7 @@ from conquiet.wire import streams
 from conquiet.wire.scripts import Call
 from conquiet.wire.streams import pack
 
-__all__ = ["Destination", "Packing", "Run"]
+__all__ = ["Destination", "Packing", "Run", "now_ms"]
 
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 1 << 20
@@ -102,13 +102,14 @@ class Packing:
         self._destination = destination
         self._guard = guard
         self._is_guarded = guarded or topic.retention.on_full != "grow"
+        self._now = now_ms()
         self._is_plain = not self._is_guarded and not topic.legacy and codec.name == "json"
 
     def is_plain(self, message: Outgoing) -> bool:
         """Whether its entry has no more than a payload, a timestamp and a key, and a plain ``XADD`` appends it."""
         return self._is_plain and message.headers is None and message.max_retries is None
 
-    def pack(self, message: Outgoing) -> tuple[Destination, bytes]:
+    def pack(self, message: Outgoing, now: bytes) -> tuple[Destination, bytes]:
         """Where a plain message goes, and the command that appends it; leaves nothing behind here."""
         payload = self._encode(message.payload)
         if len(payload) > envelope.LARGEST:
@@ -117,14 +118,14 @@ class Packing:
         key = None if text is None else envelope.text_of("key", text)
         destination = self._destination(self.topic, self._partition(message))
         head = destination.without_key if key is None else destination.with_key
-        return destination, streams.xadd_message(head, payload, b"%d" % (time.time() * 1000), key)
+        return destination, streams.xadd_message(head, payload, now, key)
 
     def add(self, at: int, message: Outgoing) -> None:
         """Put the message of place ``at`` behind the others that go to its partition."""
-        if not self.is_plain(message):
+        if not self._is_plain or message.headers is not None or message.max_retries is not None:
             self._add_special(at, message)
             return
-        destination, command = self.pack(message)
+        destination, command = self.pack(message, self._now)
         run = self.runs.get(destination.partition)
         if run is None:
             run = self.runs[destination.partition] = Run(destination)
@@ -152,6 +153,11 @@ class Packing:
         if partitions == 1:
             return 0
         return self._route(message.key if message.key is not None else message.message_id, partitions)
+
+
+def now_ms() -> bytes:
+    """The time of sending, as entries hold it."""
+    return b"%d" % (time.time() * 1000)
 
 
 def _within(partition: object, partitions: int) -> int:

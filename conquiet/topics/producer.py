@@ -14,7 +14,7 @@ from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
 from conquiet.topics import envelope, growth, retention
 from conquiet.topics.codec import Codec
-from conquiet.topics.packing import Destination, Packing, Run
+from conquiet.topics.packing import Destination, Packing, Run, now_ms
 from conquiet.topics.partitioner import NAMED, Partitioner, checked
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
@@ -72,7 +72,7 @@ class Producer:
         if plain is None or plain.topic is not found:
             plain = self._plain[found.name] = self._packing(found, guarded=False)
         if message.message_id is None and plain.is_plain(message):
-            destination, command = plain.pack(message)
+            destination, command = plain.pack(message, now_ms())
             id = (await self._site.link.call(destination.stream, command)).decode()
         else:
             destination, id = await self._send_special(found, message)
