@@ -252,6 +252,10 @@ class Reading:
             reply = await link.wait(
                 heard[0].stream, streams.xread(ids, block_ms=max(round(patience * 1000), 1)), patience, reader.interrupt
             )
+        except QueueError:
+            for part in heard:  # asked one by one, each tells whether it was the one
+                part.hot = True
+            raise
         finally:
             reader.is_waiting = False
             reader.heard_at = self._site.clock.monotonic()
