@@ -68,7 +68,7 @@ def examples(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def system(session: nox.Session) -> None:
     """Real processes, kills and restarts, at full size."""
-    arguments = ["tests/system", "--timeout=1200", *session.posargs]
+    arguments = ["tests/system", "tests/topics/test_boundaries.py", "--timeout=1200", *session.posargs]
     Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_SCALE="1")
 
 
