@@ -50,4 +50,5 @@ class StoppedBySignals(Facade[S]):  # pyright: ignore[reportInvalidTypeArguments
         return stop_on_signals(lambda: self._core().stop()) if self._wants_signals() else nullcontext()
 
     def _wants_signals(self) -> bool:
-        raise NotImplementedError
+        """Whether signals are left to it; facades whose user can say otherwise look that up."""
+        return True
