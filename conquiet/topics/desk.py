@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -214,6 +214,15 @@ class Desk:
         if not part.lease.lost:
             part.lease.lost = True
             self._watcher.lost(part)
+
+    def abandon(self, part: Partition) -> None:
+        """A partition is given up: what is not written yet never will be, which counts as refused if it was lost."""
+        if part.lease.lost:
+            kinds = Counter(kind_of(outcome) for _, outcome in part.failed)
+            kinds["ack"] += len(part.acks)
+            for kind, count in kinds.items():
+                part.metrics.fenced(part.index, kind, count)
+        self.refuse(part.abandon(), part)
 
     def refuse(self, deliveries: Iterable[Delivery], part: Partition) -> None:
         """Tell whoever waits for a settlement that the partition has another owner."""

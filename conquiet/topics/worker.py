@@ -94,7 +94,7 @@ class Worker:
         """Forget a partition: it is released or lost."""
         partition = self.desk.partitions.pop(stream, None)
         if partition is not None:
-            self.desk.refuse(partition.abandon(), partition)
+            self.desk.abandon(partition)
             self._suspects.look(partition)
             self._reading.wake_all()
 
@@ -165,4 +165,4 @@ class Worker:
         for part in (self._housekeeping, self._suspects, self._reading):
             await part.aclose()
         for partition in list(self.desk.partitions.values()):
-            self.desk.refuse(partition.abandon(), partition)
+            self.desk.abandon(partition)

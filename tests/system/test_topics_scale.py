@@ -39,10 +39,12 @@ def holdings(log: Log, names: Iterable[str]) -> Iterator[tuple[int, Mapping[str,
 
 
 async def shared_by(team: Team, *names: str) -> None:
-    """Return once the partitions are shared out evenly among exactly these."""
+    """Return once the partitions are shared out evenly among exactly these, and they have noted it themselves."""
+    share = PARTITIONS // len(names)
 
     async def is_shared() -> bool:
-        return Counter(await team.owners()) == dict.fromkeys(names, PARTITIONS // len(names))
+        noted = [[len(note.detail) for note in team.log.noted(name, "owned")[-1:]] for name in names]
+        return Counter(await team.owners()) == dict.fromkeys(names, share) and all(own == [share] for own in noted)
 
     await eventually(is_shared, f"{', '.join(names)} have the same number of partitions")
 

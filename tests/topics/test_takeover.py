@@ -12,6 +12,8 @@ from conquiet.kit.clock import ManualClock
 from conquiet.message import EntryId, Message
 from conquiet.topics import Broker
 from conquiet.wire.keys import Keys
+from conquiet.wire.scripts import Script
+from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, counted, finished, impatient, vanish
 from tests.topics.staging import Stage
@@ -325,6 +327,26 @@ async def test_an_owner_that_was_replaced_changes_nothing_any_more(
         await late.saw(1)
     assert await stage.call(lease, "HMGET", lease, "owner", "epoch") == [b"other#1", b"99"]
     assert counted("fenced", topic="orders", group="g") > before
+
+
+@pytest.mark.any_server
+async def test_what_was_not_written_before_the_lease_was_lost_is_counted(
+    broker: Broker, url: str, keys: Keys, stage: Stage, stream: str
+) -> None:
+    gate, before = asyncio.Event(), counted("fenced", topic="orders", group="g", operation="ack")
+    seen = Recorder(lambda message: _after(gate))
+    async with Proxy(url) as proxy, Broker(proxy.url, namespace=keys.namespace) as through:
+        async with through.subscribe("orders", group="g", handler=seen, options=impatient(lease_ttl=0.9)) as owner:
+            await numbered(broker, 1)
+            await seen.saw(1)
+            proxy.refuse(Script.named("take").sha.encode(), b"-LOADING not now\r\n", times=1_000_000)
+            gate.set()
+            mine = owner._worker.desk.partitions[stream]
+            await eventually(lambda: mine.failures > 0, "the acknowledgement does not get through")
+            lease = keys.lease(stream, "g")
+            await stage.call(lease, "HSET", lease, "owner", "other#1", "epoch", 99, "until_ms", 10**14)
+            await eventually(lambda: owner.owned == {"orders": ()}, "the owner to notice")
+    assert counted("fenced", topic="orders", group="g", operation="ack") == before + 1
 
 
 async def _after(gate: asyncio.Event) -> None:
