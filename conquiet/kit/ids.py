@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
+import socket
+import time
 
-__all__ = ["incarnation"]
+__all__ = ["incarnation", "process_name", "sortable"]
 
 
 def incarnation() -> str:
     """128 random bits as 32 hexadecimal digits: tells one life of a process from its next under the same name."""
     return secrets.token_hex(16)
+
+
+def sortable() -> str:
+    """32 hexadecimal digits, 80 bits of them random, that sort by the millisecond in which they were made.
+
+    What is made together lies together in an index; nothing else may be concluded from the order.
+    """
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def process_name() -> str:
+    """What a process is called if nobody named it: its pod or host, and its number there."""
+    given = os.environ.get("POD_NAME") or socket.gethostname()
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', given)[:180] or 'process'}-{os.getpid()}"

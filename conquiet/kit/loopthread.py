@@ -14,13 +14,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from conquiet.errors import ConquietError
 
-__all__ = ["PRIVATE_LOOP", "LoopThread", "Threads", "forks", "on_private_loop", "outlive_fork"]
+__all__ = ["PRIVATE_LOOP", "LoopThread", "Threads", "forks", "new_lock", "on_private_loop", "outlive_fork"]
 
 _T = TypeVar("_T")
 
@@ -34,6 +35,11 @@ _forks = 0
 def outlive_fork(thing: object) -> None:
     """Keep ``thing`` from being finalised in processes that are forked from this one while it lives."""
     _living.add(thing)
+
+
+def new_lock() -> AbstractContextManager[bool]:
+    """A lock for what threads share and hold for moments only."""
+    return threading.Lock()
 
 
 def forks() -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from conquiet.errors import ConfigError
 
-__all__ = ["flag", "integer", "number", "one_of", "seconds", "text"]
+__all__ = ["flag", "integer", "name", "number", "one_of", "seconds", "text"]
 
 _LARGEST: Final = sys.float_info.max
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
 
 
 def integer(what: str, value: object, *, least: int) -> int:
@@ -24,6 +26,13 @@ def flag(what: str, value: object) -> bool:
     """``value`` if it is a ``bool``."""
     if not isinstance(value, bool):
         raise ConfigError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def name(what: str, value: object) -> str:
+    """``value`` if it can be part of a key: the name of a topic, a group, a consumer or a queue."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ConfigError(f"{what} must be 1 to 200 letters, digits, '.', '_' or '-', not {value!r}")
     return value
 
 

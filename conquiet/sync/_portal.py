@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from conquiet.errors import ConfigError, ConquietError
+from conquiet.kit.handlers import is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP
 
 __all__ = ["Errand", "Inbox", "call", "current_inbox", "on_caller", "plain"]
@@ -134,7 +135,7 @@ def _not_awaitable(result: R) -> R:
 
 def plain(what: str, function: Callable[P, R]) -> Callable[P, R]:
     """``function``, unless it is a coroutine function, which nobody here would await."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    if is_async(function):
         raise ConfigError(_ASYNC.format(what))
     return function
 

@@ -218,7 +218,7 @@ class Desk:
     def abandon(self, part: Partition) -> None:
         """A partition is given up: what is not written yet never will be, which counts as refused if it was lost."""
         if part.lease.lost:
-            kinds = Counter(kind_of(outcome) for _, outcome in part.failed)
+            kinds: Counter[Operation] = Counter(kind_of(outcome) for _, outcome in part.failed)
             kinds["ack"] += len(part.acks)
             for kind, count in kinds.items():
                 part.metrics.fenced(part.index, kind, count)

@@ -8,11 +8,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import copy_context
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from conquiet.errors import ConfigError
 from conquiet.kit.clock import Clock
+from conquiet.kit.handlers import in_thread, is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
 from conquiet.kit.service import Background
 from conquiet.message import Message
@@ -187,17 +187,16 @@ class Handling:
 
     def _awaitable(self, handler: Callable[..., Any], options: SubscribeOptions) -> Callable[[Any], Awaitable[Any]]:
         """``handler`` if it is async; else a function that runs it in a thread, so that it cannot block the loop."""
-        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        if is_async(handler):
             return cast("Callable[[Any], Awaitable[Any]]", handler)
         threads = self._threads = Threads(options.max_inflight, "conquiet-handler")
 
-        async def in_thread(message: Any) -> Any:
-            context = copy_context()
-            found = await self._to_its_end(threads.run(lambda: context.run(_in_thread, handler, message)))
+        async def handle(message: Any) -> Any:
+            found = await self._to_its_end(in_thread(threads, handler, message))
             # A callable that gives an awaitable was async in disguise (a lambda, a partial).
             return await found if inspect.isawaitable(found) else found
 
-        return in_thread
+        return handle
 
     async def _to_its_end(self, work: asyncio.Future[Any]) -> Any:
         """Wait for a thread. One that takes too long has failed, but not before it has ended: a second attempt beside
@@ -257,16 +256,6 @@ class Pulling:
     async def aclose(self) -> None:
         """Nothing runs here; whoever waits is told."""
         self._news.set()
-
-
-def _in_thread(handler: Callable[[Any], Any], message: Any) -> Any:
-    """Run ``handler``; what would end a program ends only this attempt, as it ends only a thread elsewhere."""
-    try:
-        return handler(message)
-    except Exception:
-        raise
-    except BaseException as error:
-        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _outcome(outcome: object) -> BaseException | None:

@@ -83,7 +83,7 @@ class Reading:
                     steps += self._settlements(partition)
                 if not steps:
                     break
-                await self._desk.exchange(steps)
+                await self._exchange(reader, steps)
         except QueueError as error:
             await self._pause_after(error)
             reader.wake()  # it tries again
@@ -122,14 +122,40 @@ class Reading:
         while True:
             parts = self._parts(reader)
             try:
+                await self._look_at_home(reader, parts)
                 if not await self._turn(reader, parts):
                     await self._rest(reader, parts)
             except QueueError as error:
                 await self._pause_after(error)
+                self._distrust(parts)
                 await self._move(parts)
             except Exception:
                 _log.exception("a mistake in the reader; it goes on")
                 await self._site.clock.sleep(AFTER_ERROR.cap)
+
+    async def _look_at_home(self, reader: _Reader, parts: Sequence[Partition]) -> None:
+        """After a failover the node is another, also if nobody has noticed a failure."""
+        if parts and self._site.link.address.kind != "single":
+            stream = parts[0].stream
+            seen, reader.seen = reader.seen, (stream, await self._site.link.home(stream))
+            if seen[0] == stream and seen != reader.seen:
+                self._distrust(parts)
+
+    @staticmethod
+    def _distrust(parts: Sequence[Partition]) -> None:
+        """The server may have forgotten what it confirmed: what is pending there is looked at again."""
+        for part in parts:
+            if part.page is None:
+                part.page = "-"
+
+    async def _exchange(self, reader: Reader, steps: Sequence[Step]) -> None:
+        try:
+            await self._desk.exchange(steps)
+        finally:
+            if len(self._readers) > 1:  # what was asked for and not given is room for the others
+                for other in self._readers.values():
+                    if other is not reader:
+                        other.event.set()
 
     async def _turn(self, reader: _Reader, parts: Sequence[Partition]) -> bool:
         """One exchange with the node, if there is anything to say; whether there was."""
@@ -145,7 +171,7 @@ class Reading:
         reader.event.clear()
         steps = self._plan(reader, parts)
         if steps:
-            await self._desk.exchange(steps)
+            await self._exchange(reader, steps)
         return bool(steps)
 
     def _parts(self, reader: Reader) -> list[Partition]:
@@ -225,7 +251,7 @@ class Reading:
         if cold:
             await self._listen(reader, cold, patience)
         elif steps := [step for part in parts for step in self._settlements(part)]:
-            await self._desk.exchange(steps)
+            await self._exchange(reader, steps)
         else:
             await self._site.clock.wait(reader.event, patience)
 
@@ -294,6 +320,8 @@ class _Reader:
 
     def __init__(self, home: Endpoint) -> None:
         self.home = home
+        self.seen: tuple[str, Endpoint] = ("", home)
+        """A partition, and the node where it was last."""
         self.event = asyncio.Event()
         self.interrupt = Interrupt()
         self.is_waiting = False

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from conquiet.errors import ConfigError
-from conquiet.kit.ids import incarnation
+from conquiet.kit.ids import incarnation, process_name
 from conquiet.kit.service import Background
 from conquiet.kit.signals import stop_on_signals
 from conquiet.metrics import GroupMetrics, group_metrics
@@ -69,7 +66,7 @@ class _Consumer:
             raise ConfigError(f"topics must be one or more different ones, not {topics!r}")
         self._group = name("group", group)
         self._options = options
-        self._name = options.consumer or _default_name()
+        self._name = options.consumer or process_name()
         self._me = f"{self._name}#{incarnation()}"
         self._metrics: dict[str, GroupMetrics] = {}
         exchanges = Exchanges(site, group, codec, options.dead_letter, delivery)
@@ -166,6 +163,7 @@ class _Consumer:
         self._hands.wake()
 
     async def _join(self) -> None:
+        self._worker.start(self._hands)  # before anything is taken that they would have to be told of
         for topic in self._topics:
             found = await self._registry.look(topic)
             metrics = self._metrics_of(found.name)
@@ -175,7 +173,6 @@ class _Consumer:
             self._members.append(member)
             await member.join()
             self._background.start(self._follow(member), "member")
-        self._worker.start(self._hands)
 
     async def _follow(self, member: Member) -> None:
         try:
@@ -280,8 +277,3 @@ class Messages(_Consumer):
         if delivery is None and self._failure is not None:
             raise self._failure
         return delivery
-
-
-def _default_name() -> str:
-    given = os.environ.get("POD_NAME") or socket.gethostname()
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', given)[:180] or 'consumer'}-{os.getpid()}"

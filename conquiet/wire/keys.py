@@ -1,28 +1,19 @@
-"""Every key name of the topics room.
+"""Every key name of the topics and jobs rooms.
 
-The names are the specification's with the placeholders filled in and without braces, so the partitions of a
-topic spread over a Cluster. Whatever must change together with a partition carries that partition's stream key
-as its hash tag: a key without braces hashes as a whole, so the tag puts it into the same slot.
+In the topics room they are the specification's with the placeholders filled in and without braces, so the partitions
+of a topic spread over a Cluster. Whatever must change together with a partition carries that partition's stream key
+as its hash tag: a key without braces hashes as a whole, so the tag puts it into the same slot. In the jobs room a
+queue lies in one slot as a whole.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Final
 
 from conquiet.errors import ConfigError
+from conquiet.kit.rules import name
 
-__all__ = ["Keys", "name"]
-
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
-
-
-def name(what: str, value: object) -> str:
-    """``value`` if it can be the name of a topic, a group or a consumer."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ConfigError(f"{what} must be 1 to 200 letters, digits, '.', '_' or '-', not {value!r}")
-    return value
+__all__ = ["BalanceKeys", "JobKeys", "Keys", "name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +128,110 @@ class Keys:
         return self._under(f"streaming:mq:{what}:{_tagged(stream)}{tail}")
 
 
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """The keys of one queue of jobs, all in one slot. What they hold is written down in the scripts' fragments."""
+
+    queue: str
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        name("queue", self.queue)
+        if self.namespace:
+            name("namespace", self.namespace)
+
+    @property
+    def jobs(self) -> str:
+        """HASH from a job's ID to what was enqueued; written once."""
+        return self._key("jobs")
+
+    @property
+    def records(self) -> str:
+        """HASH from a job's ID to what has become of it; nothing while it was never claimed."""
+        return self._key("records")
+
+    @property
+    def errors(self) -> str:
+        """HASH from a job's ID to its last error and its failed attempts."""
+        return self._key("errors")
+
+    @property
+    def ready(self) -> str:
+        """ZSET of all that can be claimed now, in claim order: one score, so the members' order counts."""
+        return self._key("ready")
+
+    @property
+    def retries(self) -> str:
+        """ZSET of those of them that were tried before, likewise."""
+        return self._key("retries")
+
+    @property
+    def delayed(self) -> str:
+        """ZSET of jobs whose time has not come, by that time."""
+        return self._key("delayed")
+
+    @property
+    def put_off(self) -> str:
+        """ZSET of the same jobs, in claim order."""
+        return self._key("put_off")
+
+    @property
+    def leases(self) -> str:
+        """ZSET of jobs in flight by the end of their leases."""
+        return self._key("leases")
+
+    @property
+    def held(self) -> str:
+        """ZSET of the same jobs by their sequence, which no renewal changes."""
+        return self._key("held")
+
+    @property
+    def succeeded(self) -> str:
+        """ZSET of succeeded jobs, in the order in which they did: one score."""
+        return self._key("succeeded")
+
+    @property
+    def failed(self) -> str:
+        """ZSET of failed jobs, likewise."""
+        return self._key("failed")
+
+    @property
+    def sequence(self) -> str:
+        """Counter of all jobs that were ever added."""
+        return self._key("sequence")
+
+    @property
+    def highest(self) -> str:
+        """The highest token of any job that was removed: new jobs begin with it."""
+        return self._key("highest")
+
+    @property
+    def news(self) -> str:
+        """STREAM of one entry: its ID changes when there is something to claim where nothing was."""
+        return self._key("news")
+
+    @property
+    def ended(self) -> str:
+        """STREAM of the IDs of jobs that ended, as long as somebody waits for one."""
+        return self._key("ended")
+
+    @property
+    def watched(self) -> str:
+        """Is there, for a while, if somebody waits for a job to end."""
+        return self._key("watched")
+
+    def all(self) -> list[str]:
+        """Every key of the queue, in the order in which each script of the room takes them."""
+        jobs = [self.jobs, self.records, self.errors]
+        lines = [self.ready, self.retries, self.delayed, self.put_off, self.leases, self.held]
+        counters = [self.sequence, self.highest]
+        return [*jobs, *lines, self.succeeded, self.failed, *counters, self.news, self.ended, self.watched]
+
+    def _key(self, what: str) -> str:
+        key = f"conquiet:jobs:{{{self.queue}}}:{what}"
+        return f"{self.namespace}:{key}" if self.namespace else key
+
+
 def _tagged(stream: str) -> str:
     """``stream`` with a hash tag that puts it into its own slot, also when it has braces of its own."""
     start = stream.find("{")
@@ -146,3 +241,66 @@ def _tagged(stream: str) -> str:
     if "}" in stream:  # it would end the tag early
         raise ConfigError(f"no other key can be put beside {stream!r} in a Cluster, because of its '}}'")
     return f"{{{stream}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceKeys:
+    """The keys of one service whose streams are balanced; all of them in the slot of its input stream."""
+
+    service: str
+
+    def __post_init__(self) -> None:
+        name("service", self.service)
+
+    @property
+    def input(self) -> str:
+        """STREAM of the streams that were handed in, one entry each until it is finished."""
+        return f"{self.service}-input"
+
+    @property
+    def group(self) -> str:
+        """The consumer group on the input stream; no key."""
+        return f"{self.service}-group"
+
+    @property
+    def owners(self) -> str:
+        """HASH from stream to its entry ID, epoch and owner."""
+        return self._beside("owner")
+
+    @property
+    def leases(self) -> str:
+        """ZSET of streams by the deadline of their lease."""
+        return self._beside("lease")
+
+    @property
+    def epochs(self) -> str:
+        """Counter of epochs; never removed."""
+        return self._beside("epoch")
+
+    @property
+    def positions(self) -> str:
+        """HASH from stream to the ID up to which it was read."""
+        return self._beside("pos")
+
+    @property
+    def bad(self) -> str:
+        """STREAM of entries that were set aside."""
+        return self._beside("bad")
+
+    @property
+    def members(self) -> str:
+        """ZSET of consumers by the time of their last sign of life."""
+        return self._beside("members")
+
+    @property
+    def news(self) -> str:
+        """STREAM of one entry, which wakes those who wait for released streams."""
+        return self._beside("news")
+
+    @property
+    def mutex(self) -> str:
+        """How the STRINGs begin that show, for each stream, who owns it."""
+        return f"{self._beside('mutex')}:"
+
+    def _beside(self, what: str) -> str:
+        return f"{what}:{{{self.input}}}"

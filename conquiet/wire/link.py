@@ -33,6 +33,8 @@ _CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
 _ASKING: Final = pack("ASKING")
 _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
+_DEMOTED: Final = "-READONLY"
+"""How Redis 6.2 says, in an error of another kind, that a script wanted to write at a replica."""
 _NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDownError, MasterDownError)
 
 
@@ -68,6 +70,9 @@ class Link:
             replies = await self._lane(endpoint).call(commands)
             if self.address.kind == "cluster":
                 await self._follow_redirects(endpoint, commands, replies)
+            if self.address.kind != "single":
+                for reply in replies:
+                    self._doubt(reply)
         except _FAILURES as error:
             self.refuse(key, error)
         return replies
@@ -97,13 +102,17 @@ class Link:
 
     def refuse(self, key: str, error: Exception) -> NoReturn:
         """Raise ``error`` as the ``QueueError`` that it means for a command on ``key``."""
-        if isinstance(error, _NODE_IN_DOUBT):
-            self._topology.forget()
+        self._doubt(error)
         hint = ""
         if isinstance(error, MovedError) and self.address.kind != "cluster":
             hint = " (this server is part of a Cluster: use a redis+cluster:// URL or a RedisCluster client)"
         text = str(error) or type(error).__name__
         raise QueueError(f"{key!r} at {self.address}: {text}{hint}") from error
+
+    def _doubt(self, reply: Reply) -> None:
+        """Ask anew where the master is, if ``reply`` says that it is not where it was."""
+        if isinstance(reply, Exception) and (isinstance(reply, _NODE_IN_DOUBT) or _DEMOTED in str(reply)):
+            self._topology.forget()
 
     async def aclose(self) -> None:
         """Close every connection; calls after this are refused."""

@@ -1,21 +1,43 @@
-"""Looking at a server past the library: one command on a connection of its own."""
+"""Looking at a server past the library: one command on a connection of its own.
+
+A URL may be that of a Cluster. A command goes to the node that has its key then, or to any, if it has none.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import MovedError
 
 from tests.rigs.waiting import eventually
 
-__all__ = ["ask", "blocked", "entries", "pending"]
+__all__ = ["ask", "blocked", "entries", "keys_like", "nodes_of", "pending"]
+
+_CLUSTER: Final = "redis+cluster://"
+
+
+def nodes_of(url: str) -> list[str]:
+    """The URL of each server behind ``url``, as if it stood alone."""
+    if not url.startswith(_CLUSTER):
+        return [url]
+    return [f"redis://{place}" for place in url.removeprefix(_CLUSTER).split(",")]
 
 
 async def ask(url: str, *command: str | int, **options: Any) -> Any:
     """The answer to ``command``, as redis-py gives it, in text; ``options`` are for redis-py's reader of it."""
+    try:
+        return await _ask(nodes_of(url)[0], *command, **options)
+    except MovedError as elsewhere:
+        if not url.startswith(_CLUSTER):
+            raise
+        return await _ask(f"redis://{elsewhere.host}:{elsewhere.port}", *command, **options)
+
+
+async def _ask(url: str, *command: str | int, **options: Any) -> Any:
     async with Redis.from_url(url, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)) as client:
         return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
 
@@ -31,10 +53,16 @@ async def pending(url: str, stream: str, group: str) -> list[str]:
     return [row["message_id"] for row in rows]
 
 
+async def keys_like(url: str, pattern: str) -> list[str]:
+    """The names of all keys that match, sorted."""
+    return sorted([key for node in nodes_of(url) for key in await ask(node, "KEYS", pattern)])
+
+
 async def blocked(url: str, readers: int = 1) -> None:
-    """Return once so many clients are blocked on the server."""
+    """Return once so many clients are blocked on the server, or on all nodes together."""
 
     async def are_blocked() -> bool:
-        return bool((await ask(url, "INFO", "clients"))["blocked_clients"] == readers)
+        clients = [await ask(node, "INFO", "clients") for node in nodes_of(url)]
+        return bool(sum(about["blocked_clients"] for about in clients) == readers)
 
     await eventually(are_blocked, f"{readers} blocked readers")

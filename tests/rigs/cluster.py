@@ -1,11 +1,14 @@
-"""A Redis Cluster of three private servers, and slots that move while a test looks on."""
+"""A Redis Cluster of three private servers, with slots that move and nodes that go while a test looks on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -43,17 +46,25 @@ class Node:
 
 
 class LocalCluster:
-    """Three masters, a third of the slots each, no replicas. Holds processes only: it may outlive a loop.
+    """Three masters, a third of the slots each, and replicas on request. Holds processes only: it may outlive a loop.
 
-    ``announced`` are ports that the nodes tell clients instead of their own, for proxies that listen there.
+    ``announced`` are ports that the nodes tell clients instead of their own, for proxies that listen there. With a
+    ``directory`` the nodes persist what they are told, and can be restarted.
     """
 
     def __init__(
-        self, binary: str, *, announced: Sequence[int] = (), settings: Mapping[str, str] | None = None
+        self,
+        binary: str,
+        *,
+        announced: Sequence[int] = (),
+        settings: Mapping[str, str] | None = None,
+        directory: Path | None = None,
     ) -> None:
-        common = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", **(settings or {})}
+        self._binary = binary
+        self._common = {"cluster-enabled": "yes", "cluster-node-timeout": "5000", **(settings or {})}
+        self._directory = directory
         ports = [{"cluster-announce-port": str(port)} for port in announced] or [{}] * _NODES
-        self._servers = [EmbeddedRedis(binary=binary, settings={**common, **port}) for port in ports]
+        self._servers = [self._server(number, **port) for number, port in enumerate(ports)]
         self._processes = AsyncExitStack()
         self.nodes: tuple[Node, ...] = ()
 
@@ -90,6 +101,71 @@ class LocalCluster:
         source = await self.owner_of(key)
         target = next(node for node in self.nodes if node != source)
         return Migration(self, key_slot(key.encode()), source, target)
+
+    # --- trouble --------------------------------------------------------------------------------------------
+
+    async def shut_down(self, node: Node, *, kill: bool = False) -> None:
+        """End a node, in good order or not."""
+        server = self._servers[self.nodes.index(node)]
+        if kill:
+            os.kill(server.pid, signal.SIGKILL)
+        await server.aclose()
+
+    async def start_again(self, node: Node) -> None:
+        """Start a node at its old place, with its data; returns when it listens, before the others accept it."""
+        number = self.nodes.index(node)
+        self._servers[number] = server = self._server(number, node.endpoint[1])
+        self._processes.push_async_exit(server)
+        await server.open()
+
+    async def replicate(self, node: Node) -> Node:
+        """A new replica of a master, in step with it."""
+        server = EmbeddedRedis(binary=self._binary, settings=self._common)
+        self._processes.push_async_exit(server)
+        await server.open()
+        replica = Node(await ask(server.url, "CLUSTER", "MYID"), server.url)
+        await ask(node.url, "CONFIG", "SET", "repl-diskless-sync-delay", 0)
+        await ask(replica.url, "CLUSTER", "MEET", *node.endpoint, node.endpoint[1] + 10_000)
+        await eventually(lambda: self._are_known(replica), "the new node knows the others")
+        await ask(replica.url, "CLUSTER", "REPLICATE", node.id)
+
+        async def is_in_step() -> bool:
+            return bool((await ask(replica.url, "INFO", "replication")).get("master_link_status") == "up")
+
+        await eventually(is_in_step, "the replica is in step")
+        await eventually(lambda: self._is_known(replica, f"slave {node.id}"), "all know whose replica it is")
+        return replica
+
+    async def fail_over(self, master: Node, replica: Node) -> None:
+        """Let a replica take the place of its master, in good order; returns when all nodes know."""
+        await ask(replica.url, "CLUSTER", "FAILOVER")
+
+        async def has_taken_over() -> bool:
+            return replica.id in (await self._owners(replica)).values()
+
+        await eventually(has_taken_over, "the replica is the master")
+        self.nodes = tuple(replica if node == master else node for node in self.nodes)
+        await self.agree()
+
+    async def _is_known(self, node: Node, role: str) -> bool:
+        views = [await ask(other.url, "CLUSTER", "NODES") for other in self.nodes]
+        return all(any(node.id in line and role in line for line in view.splitlines()) for view in views)
+
+    async def _are_known(self, node: Node) -> bool:
+        known = await ask(node.url, "CLUSTER", "NODES")
+        return "handshake" not in known and all(other.id in known for other in self.nodes)
+
+    def _server(self, number: int, port: int | None = None, /, **settings: str) -> EmbeddedRedis:
+        place = None if self._directory is None else self._directory / f"node-{number}"
+        return EmbeddedRedis(
+            binary=self._binary,
+            appendonly=place is not None,
+            directory=place,
+            port=port,
+            settings={**self._common, **settings},
+        )
+
+    # --- agreement ------------------------------------------------------------------------------------------
 
     async def agree(self) -> None:
         """Return once all nodes are well and have the same owner for each slot."""

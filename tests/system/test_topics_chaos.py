@@ -17,7 +17,7 @@ from tests.rigs.waiting import eventually
 from tests.system.topics_crew import TOPIC, Source, Team
 from tests.system.topics_log import check
 
-pytestmark = [pytest.mark.system, pytest.mark.any_server]
+pytestmark = [pytest.mark.system, pytest.mark.any_server, pytest.mark.cluster_too]
 
 LEASE_TTL = 2.0
 PARTITIONS = 8

@@ -11,7 +11,7 @@ from tests.rigs.waiting import eventually
 from tests.system.topics_crew import TOPIC, Team, numbered
 from tests.system.topics_log import Disturbance, Record, check
 
-pytestmark = [pytest.mark.system, pytest.mark.any_server]
+pytestmark = [pytest.mark.system, pytest.mark.any_server, pytest.mark.cluster_too]
 
 MAX_CRASHES = 5
 """As in ``SubscribeOptions``."""

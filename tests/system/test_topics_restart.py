@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conquiet import Broker, EmbeddedRedis, Message, QueueError, SubscribeOptions, Subscription
+from conquiet import Broker, EmbeddedRedis, Message, SubscribeOptions, Subscription
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import eventually
-from tests.system.topics_crew import GROUP, TOPIC, Source, Team
+from tests.system.topics_crew import GROUP, TOPIC, Producer, Source, Team
 from tests.system.topics_log import check
 
 pytestmark = pytest.mark.system
@@ -31,34 +31,6 @@ LONG_LEASE = ("--lease-ttl", "15")
 async def server(rung: Rung, directory: Path, port: int | None = None) -> AsyncIterator[EmbeddedRedis]:
     async with EmbeddedRedis(appendonly=True, directory=directory, port=port, binary=rung.binary or None) as embedded:
         yield embedded
-
-
-class Producer:
-    """Sends one message after the other, and remembers which of them Redis has confirmed."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.tried: set[tuple[str, int]] = set()
-        self.confirmed: set[tuple[str, int]] = set()
-        self.failures = 0
-        self.going = True
-
-    async def run(self) -> None:
-        while self.going:
-            seq = len(self.tried)
-            key = f"k{seq % 20}"
-            self.tried.add((key, seq))
-            try:
-                await self._broker.send(TOPIC, {"seq": seq}, key=key)
-                self.confirmed.add((key, seq))
-            except QueueError:
-                self.failures += 1
-                await asyncio.sleep(0.02)  # the pace, not a wait for anything
-
-    async def confirms(self, more: int) -> None:
-        """Return once so many more are confirmed."""
-        enough = len(self.confirmed) + more
-        await eventually(lambda: len(self.confirmed) >= enough, f"{more} more messages are sent")
 
 
 @pytest.mark.parametrize("end", ["shut down", "killed"])

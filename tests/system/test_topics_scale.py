@@ -15,7 +15,7 @@ from tests.rigs.waiting import eventually
 from tests.system.topics_crew import GROUP, TOPIC, Source, Team, numbered
 from tests.system.topics_log import Log, Record, check
 
-pytestmark = [pytest.mark.system, pytest.mark.any_server]
+pytestmark = [pytest.mark.system, pytest.mark.any_server, pytest.mark.cluster_too]
 
 LEASE_TTL = 2.0
 HEARTBEAT = LEASE_TTL / 3

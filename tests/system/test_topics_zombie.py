@@ -14,7 +14,7 @@ from tests.rigs.waiting import eventually
 from tests.system.topics_crew import GROUP, TOPIC, Team, numbered
 from tests.system.topics_log import check
 
-pytestmark = [pytest.mark.system, pytest.mark.any_server]
+pytestmark = [pytest.mark.system, pytest.mark.any_server, pytest.mark.cluster_too]
 
 PARTITIONS = 4
 """One for each of three messages in flight, and an idle one."""

@@ -15,13 +15,13 @@ from typing import Final
 
 import psutil
 
-from conquiet import Broker, Outgoing
+from conquiet import Broker, Outgoing, QueueError
 from conquiet.wire.keys import Keys
-from tests.rigs.asking import ask
+from tests.rigs.asking import ask, nodes_of
 from tests.rigs.waiting import LONG, eventually
 from tests.system.topics_log import Disturbance, Log
 
-__all__ = ["GROUP", "TOPIC", "Source", "Team", "numbered"]
+__all__ = ["GROUP", "TOPIC", "Producer", "Source", "Team", "numbered"]
 
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
@@ -43,7 +43,7 @@ class Team:
         self.keys = Keys(self.namespace)
         self.log = Log(log)
         self.disturbances: list[Disturbance] = []
-        self._clock_url = clock_url or url
+        self._clock_url = nodes_of(clock_url or url)[0]  # all nodes have one clock here
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @classmethod
@@ -212,3 +212,31 @@ class Source:
                 await self.send(50)
             else:
                 await asyncio.sleep(0.005)  # the pace, not a wait for anything
+
+
+class Producer:
+    """Sends one message after the other, and remembers which of them Redis has confirmed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.tried: set[tuple[str, int]] = set()
+        self.confirmed: set[tuple[str, int]] = set()
+        self.failures = 0
+        self.going = True
+
+    async def run(self) -> None:
+        while self.going:
+            seq = len(self.tried)
+            key = f"k{seq % 20}"
+            self.tried.add((key, seq))
+            try:
+                await self._broker.send(TOPIC, {"seq": seq}, key=key)
+                self.confirmed.add((key, seq))
+            except QueueError:
+                self.failures += 1
+                await asyncio.sleep(0.02)  # the pace, not a wait for anything
+
+    async def confirms(self, more: int) -> None:
+        """Return once so many more are confirmed."""
+        enough = len(self.confirmed) + more
+        await eventually(lambda: len(self.confirmed) >= enough, f"{more} more messages are sent")

@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
 
 from conquiet.errors import QueueError, Reject
 from conquiet.kit.clock import ManualClock
@@ -69,6 +70,15 @@ OPERATIONS: Final = ("replay", "trim")
 """Paths that are walked by a call which fails when it is disturbed, and is repeated then."""
 
 
+def _client(url: str) -> Redis | RedisCluster:
+    address = Address.of(url)
+    if address.kind == "cluster":
+        return RedisCluster(
+            startup_nodes=[ClusterNode(*node) for node in address.seeds], protocol=2, decode_responses=True
+        )
+    return Redis.from_url(url, protocol=2, decode_responses=True)
+
+
 @dataclass
 class Scene:
     """A topic that nobody else has, and what happens to it."""
@@ -85,7 +95,7 @@ class Scene:
         """The time of everyone but the victim."""
         self.site = Site(Link(Address.of(self.url)), Keys(self.namespace), self.clock)
         self.broker = Broker(self.url, namespace=self.namespace, clock=self.clock)
-        self.redis = Redis.from_url(self.url, protocol=2, decode_responses=True)
+        self.redis = _client(self.url)
         self.walker: asyncio.Task[None] | None = None
         self.topic = Topic(TOPIC, 2 if self.path == "hand over" else 1)
 

@@ -6,11 +6,12 @@ import asyncio
 import sys
 
 from conquiet.topics.broker import Broker
+from tests.rigs.cluster_tracing import through
 from tests.topics.boundaries import Scene
 
 
 async def main(proxy: str, url: str, namespace: str, path: str, sent: str) -> None:
-    async with Broker.connect(proxy, namespace=namespace) as broker:
+    async with Broker(through(proxy, url), namespace=namespace) as broker:
         await Scene(url, namespace, path, set(range(int(sent)))).walk(broker)
 
 

@@ -28,13 +28,17 @@ from conquiet.topics.stamps import moment, place
 from conquiet.wire.link import Link
 from conquiet.wire.scripts import Call
 from tests.conftest import Server
+from tests.rigs.asking import keys_like
 from tests.topics.staging import Stage, hurried
+
+pytestmark = pytest.mark.cluster_too
 
 
 async def _keys(stage: Stage) -> list[str]:
-    """Every key of the test's namespace."""
+    """Every key of the test's namespace, on whatever node."""
     pattern = f"{stage.site.keys.namespace}:*"
-    return sorted(key.decode() for key in await stage.call("any", "KEYS", pattern))
+    nodes = [f"redis://{host}:{port}" for host, port in stage.site.link.address.seeds]
+    return sorted([key for node in nodes for key in await keys_like(node, pattern)])
 
 
 async def _generation(stage: Stage, group: str) -> int:

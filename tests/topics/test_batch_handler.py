@@ -15,6 +15,8 @@ from conquiet.topics import Broker
 from conquiet.wire.keys import Keys
 from tests.topics.consuming import buried, finished, impatient
 
+pytestmark = pytest.mark.cluster_too
+
 
 @pytest.fixture
 async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:

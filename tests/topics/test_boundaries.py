@@ -18,6 +18,9 @@ from redis.asyncio import Redis
 from conquiet.errors import QueueError
 from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.topics.broker import Broker
+from tests.rigs.asking import nodes_of
+from tests.rigs.cluster import LocalCluster
+from tests.rigs.cluster_tracing import ClusterTracer, through
 from tests.rigs.tracing import SCRIPTS, Tracer, Way
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.boundaries import BACKGROUND, JOINING, LIVING, PATHS, Scene
@@ -38,13 +41,24 @@ def at_each(boundaries: list[tuple[str, int]]) -> pytest.MarkDecorator:
 every_boundary = at_each(BOUNDARIES)
 
 
+ON_A_CLUSTER = [(path, at) for path, at in BOUNDARIES if path in ("take over", "park", "requeue", "bury")]
+
+
+@asynccontextmanager
+async def tracer(url: str) -> AsyncIterator[Tracer]:
+    nodes = nodes_of(url)
+    for node in nodes:
+        async with Redis.from_url(node) as client, client.pipeline(transaction=False) as pipeline:
+            for script in SCRIPTS.values():  # so that no call is made twice because the server lacks its script
+                pipeline.script_load(script.text)
+            await pipeline.execute()
+    async with Tracer(url) if nodes == [url] else ClusterTracer(url) as proxy:
+        yield proxy
+
+
 @pytest.fixture
 async def proxy(url: str) -> AsyncIterator[Tracer]:
-    async with Redis.from_url(url) as client, client.pipeline(transaction=False) as pipeline:
-        for script in SCRIPTS.values():  # so that no call is made twice because the server lacks its script
-            pipeline.script_load(script.text)
-        await pipeline.execute()
-    async with Tracer(url) as proxy:
+    async with tracer(url) as proxy:
         yield proxy
 
 
@@ -62,7 +76,7 @@ async def scene_of(url: str, path: str) -> AsyncIterator[Scene]:
 async def victim(scene: Scene, proxy: Tracer) -> AsyncIterator[tuple[Broker, asyncio.Task[None]]]:
     """Somebody on the path; closed at the end."""
     clock = scene.clock if scene.path == "hand over" else SYSTEM_CLOCK
-    broker = Broker(proxy.url, namespace=scene.namespace, clock=clock)
+    broker = Broker(through(proxy.url, scene.url), namespace=scene.namespace, clock=clock)
     walk = scene.walker = asyncio.create_task(scene.walk(broker))
     try:
         yield broker, walk
@@ -128,6 +142,16 @@ async def is_shared(scene: Scene) -> bool:
 @every_boundary
 @pytest.mark.parametrize("way", ["unsent", "unanswered"])
 async def test_a_victim_that_comes_back_finishes(url: str, proxy: Tracer, path: str, at: int, way: Way) -> None:
+    await comes_back(url, proxy, path, at, way)
+
+
+@at_each(ON_A_CLUSTER)
+async def test_on_a_cluster_a_victim_that_comes_back_finishes(cluster: LocalCluster, path: str, at: int) -> None:
+    async with tracer(cluster.url) as proxy:
+        await comes_back(cluster.url, proxy, path, at, "unanswered")
+
+
+async def comes_back(url: str, proxy: Tracer, path: str, at: int, way: Way) -> None:
     async with scene_of(url, path) as scene:
         async with struck(scene, proxy, at, way) as (broker, walk):
             if scene.is_operation:
@@ -152,6 +176,19 @@ async def test_another_finishes_for_a_victim_that_stays_away(
     url: str, proxy: Tracer, path: str, at: int, way: Way
 ) -> None:
     """It comes back in the end, too late: it changes nothing any more."""
+    await stays_away(url, proxy, path, at, way)
+
+
+@at_each(ON_A_CLUSTER)
+@pytest.mark.parametrize("way", ["unsent", "unanswered"])
+async def test_on_a_cluster_another_finishes_for_a_victim_that_stays_away(
+    cluster: LocalCluster, path: str, at: int, way: Way
+) -> None:
+    async with tracer(cluster.url) as proxy:
+        await stays_away(cluster.url, proxy, path, at, way)
+
+
+async def stays_away(url: str, proxy: Tracer, path: str, at: int, way: Way) -> None:
     async with scene_of(url, path) as scene:
         async with struck(scene, proxy, at, way, for_good=True) as (_, walk):
             if scene.is_operation:
@@ -214,6 +251,18 @@ def process(scene: Scene, proxy: Tracer) -> Iterator[subprocess.Popen[bytes]]:
 @at_each([(path, at) for path, at in BOUNDARIES if IS_FULL or at == len(PATHS[path]) // 2])
 async def test_another_finishes_for_a_victim_that_is_killed(url: str, proxy: Tracer, path: str, at: int) -> None:
     """At one boundary of each path; at all of them in a run of full scale."""
+    await is_killed(url, proxy, path, at)
+
+
+@at_each([(path, at) for path, at in ON_A_CLUSTER if at == len(PATHS[path]) // 2])
+async def test_on_a_cluster_another_finishes_for_a_victim_that_is_killed(
+    cluster: LocalCluster, path: str, at: int
+) -> None:
+    async with tracer(cluster.url) as proxy:
+        await is_killed(cluster.url, proxy, path, at)
+
+
+async def is_killed(url: str, proxy: Tracer, path: str, at: int) -> None:
     async with scene_of(url, path) as scene:
         event = proxy.strike(PATHS[path][at], PATHS[path][:at], "held", armed=path != "hand over")
         with process(scene, proxy) as child:

@@ -27,9 +27,11 @@ from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung
-from tests.rigs.asking import ask
+from tests.rigs.asking import ask, keys_like
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
+
+pytestmark = pytest.mark.cluster_too
 
 ORDERS = "orders"
 
@@ -46,7 +48,7 @@ async def payloads(url: str, keys: Keys, partition: int = 0) -> list[Any]:
 
 
 async def all_keys(url: str, namespace: str) -> list[str]:
-    return sorted(await ask(url, "KEYS", f"{namespace}*"))
+    return await keys_like(url, f"{namespace}*")
 
 
 # --- which topics there are ------------------------------------------------------------------------------------
@@ -231,6 +233,7 @@ async def _planned(url: str, keys: Keys) -> bool:
 
 
 @pytest.mark.any_server
+@pytest.mark.one_node
 async def test_a_partition_is_asked_for_again_when_the_answer_was_lost(url: str, keys: Keys) -> None:
     """Not only when the lease has run out that nobody knows to have."""
     options = SubscribeOptions(lease_ttl=3600, handle_signals=False)

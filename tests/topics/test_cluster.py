@@ -86,6 +86,15 @@ async def test_the_nodes_share_what_may_be_in_flight(broker: Broker) -> None:
     assert 0 < most <= 5
 
 
+async def test_room_that_one_node_leaves_is_used_for_the_others(broker: Broker) -> None:
+    """At once: nobody looks again by itself for longer than the test lasts."""
+    await broker.send_batch(ORDERS, [Outgoing(n, partition=n % PARTITIONS) for n in range(60)])
+    seen = Seen()
+    options = replace(OPTIONS, max_inflight=1, poll_timeout=60.0)
+    async with broker.subscribe(ORDERS, group="g", handler=seen, options=options):
+        await eventually(lambda: seen.has(60), "the messages of all nodes are handled")
+
+
 async def test_the_partitions_are_on_all_nodes(broker: Broker, cluster: LocalCluster, keys: Keys) -> None:
     """What the other tests presume."""
     homes = {(await cluster.owner_of(keys.partition(ORDERS, index))).id for index in range(PARTITIONS)}

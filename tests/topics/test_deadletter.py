@@ -20,6 +20,8 @@ from conquiet.wire.scripts import Call
 from conquiet.wire.streams import entries_of
 from tests.topics.staging import Held, Stage
 
+pytestmark = pytest.mark.cluster_too
+
 
 async def _buried(stage: Stage, topic: Topic, count: int, **more: str) -> tuple[Held, list[str]]:
     """Dead letters that are still in the outbox."""

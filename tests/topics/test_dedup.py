@@ -15,6 +15,8 @@ from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 
+pytestmark = pytest.mark.cluster_too
+
 ORDERS = "orders"
 
 
@@ -101,6 +103,7 @@ async def test_with_a_key_the_key_does(url: str, keys: Keys) -> None:
             assert (await broker.send(ORDERS, 1, key="a", message_id=f"m{n}")).partition == HashPartitioner()("a", 8)
 
 
+@pytest.mark.one_node
 async def test_a_lost_answer_can_be_asked_for_again(url: str, keys: Keys) -> None:
     async with Proxy(url) as proxy, Broker(proxy.url, namespace=keys.namespace) as broker:
         await broker.create_topic(ORDERS)

@@ -13,10 +13,12 @@ from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
-from tests.rigs.asking import ask
+from tests.rigs.asking import ask, keys_like
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, finished, impatient
 from tests.topics.staging import Stage
+
+pytestmark = pytest.mark.cluster_too
 
 
 @pytest.fixture
@@ -158,15 +160,10 @@ async def test_deleting_a_topic_ends_its_subscriptions_and_leaves_nothing(
         clock.advance(2.0)
         await deleting
     assert await broker.admin.list_topics() == []
-    left = [key async for key in _keys(url, keys)]
+    left = await keys_like(url, f"{keys.namespace}:*")
     assert [key for key in left if ":generation" not in key] == []
     with pytest.raises(UnknownTopicError):
         await broker.send("orders", 1)
-
-
-async def _keys(url: str, keys: Keys) -> AsyncIterator[str]:
-    for key in await ask(url, "KEYS", f"{keys.namespace}:*"):
-        yield key
 
 
 @pytest.mark.any_server

@@ -22,6 +22,8 @@ from conquiet.wire.streams import entries_of
 from tests.rigs.waiting import eventually
 from tests.topics.staging import Stage, hurried
 
+pytestmark = pytest.mark.cluster_too
+
 
 async def _look(stage: Stage, topic: Topic) -> Topic:
     found = await stage.registry.look_up(topic.name)

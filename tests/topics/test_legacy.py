@@ -16,6 +16,8 @@ from conquiet.wire.keys import Keys
 from tests.topics.consuming import Recorder, buried, finished, impatient
 from tests.topics.staging import Stage
 
+pytestmark = pytest.mark.cluster_too
+
 
 @pytest.fixture
 async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:

@@ -11,6 +11,8 @@ from prometheus_client import REGISTRY
 from conquiet import Broker, ConfigError, Outgoing
 from conquiet.wire.keys import Keys
 
+pytestmark = pytest.mark.cluster_too
+
 
 @pytest.fixture
 async def broker(url: str, keys: Keys) -> AsyncIterator[Broker]:

@@ -19,6 +19,8 @@ from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient, vanish
 from tests.topics.staging import Stage
 
+pytestmark = pytest.mark.cluster_too
+
 
 @pytest.fixture
 async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:
@@ -217,10 +219,16 @@ async def test_keys_that_are_held_up_leave_room_for_others(broker: Broker, clock
     )
     async with broker.subscribe("orders", group="g", handler=seen, options=blocking("block_key", max_inflight=10)):
         await eventually(lambda: seen.payloads.count(209) == 1, "the other partition")
+        await eventually(lambda: _is_parked(broker), "the head to be parked")
         assert seen.payloads.count(1) == 0
         clock.advance(101.0)
         await finished(broker, "orders", "g")
     assert [message.payload for message in seen.messages if message.key == "a"] == [0, *range(100)]
+
+
+async def _is_parked(broker: Broker) -> bool:
+    info = await broker.admin.describe_group("orders", "g")
+    return info.partitions[0].retry_depth == 1
 
 
 @pytest.mark.parametrize("order", ["block_key", "block_partition"])

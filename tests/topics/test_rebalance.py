@@ -21,6 +21,8 @@ from conquiet.wire.keys import Keys
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, finished, impatient, vanish
 
+pytestmark = pytest.mark.cluster_too
+
 
 @pytest.fixture
 async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:

@@ -27,6 +27,8 @@ from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.waiting import eventually
 
+pytestmark = pytest.mark.cluster_too
+
 ORDERS = "orders"
 PLAIN = Retention()
 
@@ -74,7 +76,7 @@ async def test_a_topic_is_listed_with_its_partitions(registry: Registry, url: st
 
 async def test_partitions_come_into_being_with_their_first_message(registry: Registry, url: str, keys: Keys) -> None:
     await registry.create(ORDERS, 3, PLAIN)
-    assert await ask(url, "EXISTS", *(keys.partition(ORDERS, index) for index in range(3))) == 0
+    assert not any([await ask(url, "EXISTS", keys.partition(ORDERS, index)) for index in range(3)])
 
 
 async def test_times_are_the_servers_moved_by_the_clock(
@@ -97,7 +99,7 @@ async def test_a_crash_between_meta_and_lists_is_made_good_by_whoever_finds_it(
 async def test_looking_up_has_no_side_effect(registry: Registry, url: str, keys: Keys) -> None:
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 2)
     assert (await registry.look_up(ORDERS)) is not None
-    assert await ask(url, "EXISTS", keys.registry, keys.partitions(ORDERS)) == 0
+    assert not any([await ask(url, "EXISTS", key) for key in (keys.registry, keys.partitions(ORDERS))])
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ async def test_a_broken_meta_is_a_queue_error_that_names_the_topic(
             await broker.send(ORDERS, 1)
         with pytest.raises(QueueError):
             await broker.admin.describe_topic(ORDERS)
-        assert await ask(url, "EXISTS", keys.partition(ORDERS, 0), keys.registry) == 0
+        assert not any([await ask(url, "EXISTS", key) for key in (keys.partition(ORDERS, 0), keys.registry)])
 
 
 async def test_something_else_at_the_key_of_the_meta(url: str, keys: Keys) -> None:

@@ -15,6 +15,8 @@ from conquiet.topics.stamps import place
 from conquiet.wire.scripts import Script
 from tests.topics.staging import Stage
 
+pytestmark = pytest.mark.cluster_too
+
 _APPEND = Script.named("append")
 
 

@@ -14,8 +14,11 @@ from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
 from conquiet.wire.keys import Keys
+from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, finished, impatient
+
+pytestmark = pytest.mark.cluster_too
 
 
 @pytest.fixture
@@ -341,3 +344,26 @@ async def test_health_tells_what_is_owned_and_in_flight(broker: Broker) -> None:
         gate.opened.set()
     health = subscription.health()
     assert (health.healthy, health.inflight) == (False, 0)
+
+
+# --- the beginning ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.any_server
+@pytest.mark.one_node
+async def test_what_is_taken_before_all_topics_are_joined_is_handled(url: str, keys: Keys, broker: Broker) -> None:
+    """There is no room for more then, so nothing else would set the handlers going."""
+    await broker.create_topic("refunds")
+    await broker.send("orders", 1)
+    seen = Recorder()
+    async with Proxy(url) as proxy, Broker(proxy.url, namespace=keys.namespace) as through:
+        joining = proxy.hold(keys.members("refunds", "g").encode())
+        options = impatient(max_inflight=1)
+        subscription = through.subscribe(["orders", "refunds"], group="g", handler=seen, options=options)
+        entering = asyncio.create_task(subscription.__aenter__())
+        await joining.caught.wait()
+        await eventually(lambda: subscription.inflight == 1 or bool(seen.messages), "the first one is taken")
+        joining.release()
+        await entering
+        await seen.saw(1)
+        await subscription.aclose()

@@ -18,6 +18,8 @@ from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, counted, finished, impatient, vanish
 from tests.topics.staging import Stage
 
+pytestmark = pytest.mark.cluster_too
+
 
 @pytest.fixture
 async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:
@@ -330,23 +332,47 @@ async def test_an_owner_that_was_replaced_changes_nothing_any_more(
 
 
 @pytest.mark.any_server
+@pytest.mark.one_node
 async def test_what_was_not_written_before_the_lease_was_lost_is_counted(
     broker: Broker, url: str, keys: Keys, stage: Stage, stream: str
 ) -> None:
     gate, before = asyncio.Event(), counted("fenced", topic="orders", group="g", operation="ack")
     seen = Recorder(lambda message: _after(gate))
-    async with Proxy(url) as proxy, Broker(proxy.url, namespace=keys.namespace) as through:
-        async with through.subscribe("orders", group="g", handler=seen, options=impatient(lease_ttl=0.9)) as owner:
-            await numbered(broker, 1)
-            await seen.saw(1)
-            proxy.refuse(Script.named("take").sha.encode(), b"-LOADING not now\r\n", times=1_000_000)
-            gate.set()
-            mine = owner._worker.desk.partitions[stream]
-            await eventually(lambda: mine.failures > 0, "the acknowledgement does not get through")
-            lease = keys.lease(stream, "g")
-            await stage.call(lease, "HSET", lease, "owner", "other#1", "epoch", 99, "until_ms", 10**14)
-            await eventually(lambda: owner.owned == {"orders": ()}, "the owner to notice")
+    async with (
+        Proxy(url) as proxy,
+        Broker(proxy.url, namespace=keys.namespace) as through,
+        through.subscribe("orders", group="g", handler=seen, options=impatient(lease_ttl=0.9)) as owner,
+    ):
+        await numbered(broker, 1)
+        await seen.saw(1)
+        proxy.refuse(Script.named("take").sha.encode(), b"-LOADING not now\r\n", times=1_000_000)
+        gate.set()
+        mine = owner._worker.desk.partitions[stream]
+        await eventually(lambda: mine.failures > 0, "the acknowledgement does not get through")
+        lease = keys.lease(stream, "g")
+        await stage.call(lease, "HSET", lease, "owner", "other#1", "epoch", 99, "until_ms", 10**14)
+        await eventually(lambda: owner.owned == {"orders": ()}, "the owner to notice")
     assert counted("fenced", topic="orders", group="g", operation="ack") == before + 1
+
+
+@pytest.mark.any_server
+@pytest.mark.one_node
+async def test_an_owner_takes_up_what_is_pending_again_after_a_failover(
+    broker: Broker, url: str, keys: Keys, stage: Stage, stream: str
+) -> None:
+    """The new master never heard of its last acknowledgements: to it they are pending, and nobody else's."""
+    seen = Recorder()
+    async with (
+        Proxy(url) as proxy,
+        Broker(proxy.url, namespace=keys.namespace) as through,
+        through.subscribe("orders", group="g", handler=seen, options=impatient()) as owner,
+    ):
+        [id] = await numbered(broker, 1)
+        await finished(broker, "orders", "g")
+        await stage.call(stream, "XCLAIM", stream, "g", owner.consumer, 0, id, "FORCE", "JUSTID")
+        await proxy.disconnect()
+        await finished(broker, "orders", "g")
+    assert [message.id for message in seen.messages] == [id, id]
 
 
 async def _after(gate: asyncio.Event) -> None:
