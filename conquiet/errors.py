@@ -9,16 +9,21 @@
      │    └── TopicFullError            a topic that rejects writers at its limit has reached it
      ├── ConfigError                    what the caller passed cannot be meant (also a ``ValueError``)
      │    ├── PayloadError              a payload that JSON would change or cannot carry
+     │    ├── UnknownJobError           there is no job of that ID
      │    └── UnknownTopicError         there is no topic of that name
+     ├── DuplicateJobError              there is a job of that ID already
      └── LeaseError                     somebody else owns what the caller believes to own
-          └── LeaseLostError            the lease went to another owner; nothing was changed
+          ├── AlreadyClaimedError       a stream that was claimed has a living owner; nothing was changed
+          ├── LeaseLostError            the lease went to another owner; nothing was changed
+          ├── StaleLeaseError           a job is not leased to the caller any more; nothing was changed
+          └── StreamNotOwnedError       a stream is not, or no longer, the caller's; nothing was changed
 
-Two exceptions go the other way: a handler raises them to say what shall become of its message.
+Two exceptions go the other way: a handler raises them to say what shall become of its message or job.
 
 ::
 
     Exception
-     ├── Reject                         a dead letter at once
+     ├── Reject                         no more tries: a dead letter, or a failed job
      └── Retry                          try again, counted as a failure
 
 A ``QueueError`` never says whether trying again may help: that is the caller's policy. Nothing in the
@@ -30,8 +35,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "AlreadyClaimedError",
     "ConfigError",
     "ConquietError",
+    "DuplicateJobError",
     "GroupLostError",
     "LeaseError",
     "LeaseLostError",
@@ -40,7 +47,10 @@ __all__ = [
     "QueueError",
     "Reject",
     "Retry",
+    "StaleLeaseError",
+    "StreamNotOwnedError",
     "TopicFullError",
+    "UnknownJobError",
     "UnknownTopicError",
 ]
 
@@ -106,26 +116,72 @@ class PayloadError(ConfigError):
         return type(self), (self.path, self.reason)
 
 
+class UnknownJobError(ConfigError):
+    """The queue holds no job of that ID: it never did, or its finished record is gone."""
+
+
 class UnknownTopicError(ConfigError):
     """No topic of that name was created, and no stream lies under the bare name either."""
+
+
+class DuplicateJobError(ConquietError):
+    """A job ID is taken, until the finished job's record is removed; ``job_ids`` names all that were.
+
+    Nothing was added by the call that was refused. ``enqueued`` are the jobs of a long list that were added before,
+    in chunks that were not refused.
+    """
+
+    def __init__(self, queue: str, job_ids: Sequence[str], enqueued: Sequence[str] = ()) -> None:
+        more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
+        super().__init__(f"queue {queue!r} has a job with the ID {job_ids[0]!r}{more} already")
+        self.queue = queue
+        self.job_ids = tuple(job_ids)
+        self.enqueued = tuple(enqueued)
+
+    def __reduce__(self) -> tuple[type[DuplicateJobError], tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        return type(self), (self.queue, self.job_ids, self.enqueued)
 
 
 class LeaseError(ConquietError):
     """What the caller wanted to change belongs to another owner now."""
 
 
+class AlreadyClaimedError(LeaseError):
+    """A stream that was to be claimed belongs to a consumer that is alive."""
+
+
 class LeaseLostError(LeaseError):
     """The partition went to another owner meanwhile: the message will be, or was, delivered there again."""
 
 
+class StaleLeaseError(LeaseError):
+    """A job was claimed by another since, or is not in flight: ``job_ids`` names those that were left unchanged.
+
+    The other jobs of the same call were changed.
+    """
+
+    def __init__(self, queue: str, job_ids: Sequence[str]) -> None:
+        more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
+        super().__init__(f"the lease of job {job_ids[0]!r}{more} of queue {queue!r} is not the caller's any more")
+        self.queue = queue
+        self.job_ids = tuple(job_ids)
+
+    def __reduce__(self) -> tuple[type[StaleLeaseError], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.queue, self.job_ids)
+
+
+class StreamNotOwnedError(LeaseError):
+    """A stream belongs to another consumer, or was finished or released: what was wanted with it is not done."""
+
+
 class Reject(Exception):
-    """Raised by a handler: this message is a dead letter at once, however many retries are left."""
+    """Raised by a handler: no more tries, however many are left: a dead letter, or a failed job."""
 
 
 class Retry(Exception):
     """Raised by a handler: try again, after ``delay`` seconds if given, else after the policy's backoff.
 
-    It counts as a failure: after the last retry the message is a dead letter.
+    It counts as a failure: after the last retry the message is a dead letter, or the job has failed.
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:

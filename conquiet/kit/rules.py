@@ -9,9 +9,11 @@ from typing import Final
 
 from conquiet.errors import ConfigError
 
-__all__ = ["flag", "integer", "name", "number", "one_of", "seconds", "text"]
+__all__ = ["YEAR", "flag", "integer", "name", "number", "one_of", "seconds", "text"]
 
 _LARGEST: Final = sys.float_info.max
+YEAR: Final = 365 * 86_400.0
+"""In seconds."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
 
 
@@ -50,10 +52,12 @@ def one_of(what: str, value: object, choices: Sequence[str]) -> str:
     return value
 
 
-def seconds(what: str, value: object) -> float:
-    """``value`` if it is a positive, finite number of seconds."""
+def seconds(what: str, value: object, *, most: float = _LARGEST) -> float:
+    """``value`` if it is a positive, finite number of seconds, of at most ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
         raise ConfigError(f"{what} must be a positive number of seconds, not {value!r}")
+    if value > most:
+        raise ConfigError(f"{what} must be at most {most:g} seconds, not {value!r}")
     return float(value)
 
 

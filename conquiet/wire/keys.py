@@ -293,6 +293,11 @@ class BalanceKeys:
         return self._beside("members")
 
     @property
+    def rooms(self) -> str:
+        """HASH from consumer to how many more streams it would take over."""
+        return self._beside("room")
+
+    @property
     def news(self) -> str:
         """STREAM of one entry, which wakes those who wait for released streams."""
         return self._beside("news")

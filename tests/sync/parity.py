@@ -36,6 +36,8 @@ class Freedom:
     """``Class.method.parameter``, and how it is annotated in the core and in the facade."""
     twins: Mapping[object, object] = field(default_factory=dict[object, object])
     """Core classes that stand in annotations, and the facades that stand there instead."""
+    hidden: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    """By class, names of the core that only other parts of the core call."""
     made_by_others: frozenset[str] = frozenset()
     """Classes that users get from another object and never make, so that it does not matter how."""
 
@@ -54,7 +56,9 @@ class _Check:
     def problems(self) -> Iterator[str]:
         if self.core not in _bridged_by(self.facade):
             yield f"{self.facade.__name__} is no Facade[{self.core.__name__}]"
-        expected = {self._renamed(name): name for name in _public(self.core)}
+        hidden = self.freedom.hidden.get(self.core.__name__, frozenset())
+        yield from (f"{name} is hidden, but not there" for name in sorted(hidden - _public(self.core)))
+        expected = {self._renamed(name): name for name in _public(self.core) - hidden}
         found = _public(self.facade)
         yield from (f"{name} is missing" for name in sorted(expected.keys() - found))
         yield from (f"{name} is extra" for name in sorted(found - expected.keys()))

@@ -1,0 +1,226 @@
+"""One consumer: what it owns, what it finds, what it tells, and how it shares."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from conquiet.balance.events import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
+from conquiet.balance.holding import Holding
+from conquiet.balance.lease import StreamLease
+from conquiet.balance.ledger import Given, Late, Ledger, Renewed, Swept, Taken
+from conquiet.balance.options import BalanceOptions
+from conquiet.balance.outlet import Outlet
+from conquiet.balance.running import Runner
+from conquiet.balance.watch import Watch
+from conquiet.errors import AlreadyClaimedError, QueueError, StreamNotOwnedError
+from conquiet.kit.service import Background
+from conquiet.metrics import LeaseEnd, balance_metrics
+from conquiet.wire.expiry import Expiry
+
+__all__ = ["Consumer"]
+
+_log = logging.getLogger("conquiet.balance")
+_CLOSING: Final = 5.0
+"""Seconds that the end may take."""
+
+
+class Consumer:
+    """Puts the parts together: the ledger, the leases, the loops that look for streams, and the events."""
+
+    def __init__(self, ledger: Ledger, options: BalanceOptions, lease: type[StreamLease]) -> None:
+        self._ledger = ledger
+        self._options = options
+        self._service = options.service
+        self.holding = Holding(ledger, options.progress_timeout, self._lost, self._beaten, self._offer, lease)
+        self._watch = Watch(ledger, self, options.sweep)
+        self.outlet = Outlet(options.event_buffer, self._owns, self._watch.freed)
+        self.metrics = balance_metrics(options.service, options.consumer)
+        self.runner: Runner | None = None
+        self._background = Background()
+        self._renewals = 0
+        self._giving = False
+        self._is_recovering = True
+        """Whether it has not looked yet for all that was lost before it began."""
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Begin to look for streams, and to keep what is found."""
+        await self._ledger.open()
+        await self.holding.open()
+        for work in (self._watch.read(), self._watch.sweep(), self.holding.watch()):
+            self._background.start(work, "balance")
+        if self._options.keyspace_hint is not None:
+            enable = self._options.keyspace_hint == "enable"
+            hint = Expiry(self._ledger.link, self._ledger.keys.mutex, self._watch.hurry, enable=enable)
+            self._background.start(hint.listen(), "hint")
+
+    async def aclose(self, *, was_open: bool) -> None:
+        """Look for nothing more, let handlers end, release everything, and leave."""
+        await self._background.aclose()
+        leases = self.holding.leases()
+        for lease in leases:
+            self.holding.drop(lease)
+        if self.runner is not None:
+            await self.runner.aclose()
+        if was_open:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSING):
+                    await self._leave(leases)
+        await self.holding.aclose()
+        await self._ledger.link.aclose()
+
+    async def _leave(self, leases: list[StreamLease]) -> None:
+        try:
+            done = await self._ledger.release([(lease.stream, lease.epoch) for lease in leases], leaving=True)
+        except QueueError as error:
+            _log.warning("cannot release %d streams, their leases run out: %s", len(leases), error)
+        else:
+            self.metrics.ended("released", sum(done))
+        self.metrics.owned(0)
+
+    def terminate(self, reason: str) -> None:
+        """Tell the last event."""
+        self.outlet.put(StreamTerminated(reason))
+
+    def run(self, runner: Runner) -> None:
+        """Take over what others have left from now on."""
+        self.runner = runner
+        self._watch.hurry()
+
+    # --- at the user's wish -----------------------------------------------------------------------------------
+
+    async def claim(self, stream: str) -> StreamLease:
+        """Own a stream that nobody has."""
+        asked = self._ledger.clock.monotonic()
+        try:
+            given = await self._ledger.claim(stream)
+        except AlreadyClaimedError:
+            self.metrics.claimed(refused=True)
+            raise
+        self.metrics.claimed(refused=False)
+        return self._adopt(given, asked)
+
+    async def finish(self, lease: StreamLease) -> None:
+        """Be done with a stream."""
+        with self.holding.ending(lease):
+            try:
+                await self._ledger.finish(lease.stream, lease.epoch)
+            except StreamNotOwnedError:
+                if self.holding.drop(lease):
+                    self._lost(lease, "another consumer has it")
+                raise
+            if self.holding.drop(lease):
+                self._gone("finished")
+
+    async def release(self, lease: StreamLease) -> None:
+        """Give a stream back."""
+        with self.holding.ending(lease):
+            [released] = await self._ledger.release([(lease.stream, lease.epoch)])
+            if self.holding.drop(lease):
+                self._gone("released" if released else "lost")
+        if not released:
+            raise StreamNotOwnedError(f"stream {lease.stream!r} is another consumer's already")
+
+    # --- what the loops find ------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more streams it can own now."""
+        return min(self._options.max_streams - len(self.holding), self.outlet.room)
+
+    @property
+    def held(self) -> int:
+        """How many streams it owns."""
+        return len(self.holding)
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether it takes what others have left without being asked."""
+        return self._options.auto_claim or self.runner is not None or self._is_recovering
+
+    def found(self, given: Given, asked: float) -> None:
+        """Own a stream, and tell."""
+        self._adopt(given, asked)
+        self.outlet.put(StreamAdded(given.stream, given.info, given.epoch, given.entry_id))
+
+    def missing(self, late: Late) -> None:
+        """Tell of a stream without an owner, unless it will be taken over without being asked."""
+        if not self.takes_over:
+            self.outlet.put(StreamExpired(late.stream, late.info, late.epoch, late.owner.partition("#")[0]))
+
+    def read(self, taken: Taken) -> None:
+        """Count what was found in the input."""
+        self.set_aside(taken.set_aside)
+
+    def set_aside(self, count: int) -> None:
+        """Count what was no stream."""
+        if count:
+            _log.warning("service %r: %d entries were set aside", self._service, count)
+            self.metrics.set_aside(count)
+
+    def swept(self, swept: Swept) -> None:
+        """Count what was found without an owner."""
+        self._is_recovering = False
+        if swept.lag_ms >= 0:
+            self.metrics.swept(swept.lag_ms / 1000)
+
+    def _adopt(self, given: Given, asked: float) -> StreamLease:
+        before = self.holding.get(given.stream)
+        if before is not None and self.holding.drop(before):
+            self._lost(before, "it was lost for a while")
+        self.metrics.acquired(1, int(bool(given.before)))
+        lease = self.holding.add(given, asked)
+        self.metrics.owned(len(self.holding))
+        return lease
+
+    def _owns(self, stream: str, epoch: int) -> bool:
+        lease = self.holding.get(stream)
+        return lease is not None and lease.epoch == epoch
+
+    def _lost(self, lease: StreamLease, reason: str) -> None:
+        _log.warning("service %r: stream %r is lost: %s", self._service, lease.stream, reason)
+        self._gone("lost")
+        self.outlet.put(StreamDisowned(lease.stream, lease.info, lease.epoch, reason))
+
+    def _gone(self, how: LeaseEnd) -> None:
+        self.metrics.ended(how, 1)
+        self.metrics.owned(len(self.holding))
+        self._watch.freed()
+
+    # --- sharing ------------------------------------------------------------------------------------------------
+
+    def _offer(self) -> int:
+        """How many more streams of others it would take over."""
+        return self.room if self._options.auto_claim or self.runner is not None else 0
+
+    def _beaten(self, renewed: Renewed) -> None:
+        self.metrics.renewed(self.holding.renewals - self._renewals)
+        self._renewals = self.holding.renewals
+        wanted = self._options.rebalance
+        shares = self.runner is not None if wanted is None else wanted
+        surplus = len(self.holding) - math.ceil(renewed.total / max(renewed.alive, 1))
+        many = min(math.ceil(surplus / 2), renewed.room)
+        if shares and many > 0 and not self._giving:
+            self._giving = True
+            self._background.start(self._give_away(self.holding.leases()[-many:]), "share")
+
+    async def _give_away(self, leases: Iterable[StreamLease]) -> None:
+        try:
+            for lease in leases:
+                if not self.holding.drop(lease):
+                    continue
+                self.outlet.put(StreamDisowned(lease.stream, lease.info, lease.epoch, "given to others"))
+                if self.runner is not None:
+                    await self.runner.stop(lease)
+                await self._ledger.release([(lease.stream, lease.epoch)])
+                self._gone("released")
+        except QueueError as error:
+            _log.warning("cannot give streams away, their leases run out: %s", error)
+        finally:
+            self._giving = False

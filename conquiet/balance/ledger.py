@@ -1,0 +1,229 @@
+"""Who has which stream, as Redis knows it: the scripts of a service, how they are called and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedError
+from conquiet.kit import codec
+from conquiet.kit.clock import Clock
+from conquiet.wire.keys import BalanceKeys
+from conquiet.wire.link import Link
+from conquiet.wire.parser import Reply
+from conquiet.wire.scripts import Call, Script, run
+from conquiet.wire.streams import pack, xgroup_create
+
+__all__ = ["LOOK", "Given", "Late", "Ledger", "Renewed", "Swept", "Taken"]
+
+LOOK: Final = 200
+"""How many leases one sweep looks at."""
+_CHUNK: Final = 500
+_ADD: Final = Script.named("balance_add")
+_TAKE: Final = Script.named("balance_take")
+_SWEEP: Final = Script.named("balance_sweep")
+_CLAIM: Final = Script.named("balance_claim")
+_RECOVER: Final = Script.named("balance_recover")
+_RENEW: Final = Script.named("balance_renew")
+_FINISH: Final = Script.named("balance_finish")
+_RELEASE: Final = Script.named("balance_release")
+_POSITION: Final = Script.named("balance_position")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A stream that the caller owns from now on."""
+
+    stream: str
+    info: Mapping[str, Any]
+    epoch: int
+    entry_id: str
+    before: str = ""
+    """The owner that was lost, if there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A stream that nobody has any more."""
+
+    stream: str
+    info: Mapping[str, Any]
+    epoch: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was new. ``deferred``: there may be more, which others are to have."""
+
+    given: Sequence[Given]
+    set_aside: int
+    merged: int
+    deferred: bool
+    last_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What was found without an owner; ``next_ms`` is when the next lease runs out if it is not renewed."""
+
+    given: Sequence[Given]
+    late: Sequence[Late]
+    lag_ms: int
+    next_ms: int | None
+    staying: int
+    """How many of those that were seen will be seen again."""
+    is_last: bool
+    """Whether there were no more to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What a sign of life brought."""
+
+    lost: frozenset[str]
+    alive: int
+    """Consumers that were heard of lately."""
+    total: int
+    """Streams that were given out and are not finished."""
+    room: int
+    """How many more streams the others would take over."""
+
+
+class Ledger:
+    """The scripts of one service, for one consumer, over one link. Every change is fenced by owner and epoch."""
+
+    def __init__(self, link: Link, keys: BalanceKeys, owner: str, ttl: float, clock: Clock) -> None:
+        self.link = link
+        self.keys = keys
+        self.owner = owner
+        self.ttl = ttl
+        self.clock = clock
+        self._ttl_ms = max(1, round(ttl * 1000))
+
+    async def open(self) -> None:
+        """Make sure that the group exists; it begins with the first stream that was ever handed in."""
+        keys = self.keys
+        [reply] = await self.link.call_many(keys.input, [xgroup_create(keys.input, keys.group, "0")])
+        if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
+            self.link.refuse(keys.input, reply)
+
+    async def add(self, stream: str, info: Mapping[str, Any]) -> tuple[str, bool]:
+        """Hand a stream in: the ID of its entry, and whether it is new."""
+        entry = codec.encode_object({"DataStreamName": stream, "Info": dict(info)})
+        id, is_new = await self._run(_ADD([self.keys.input, self.keys.owners], stream, entry))
+        return id.decode(), is_new == 1
+
+    async def take(self, most: int, has: int, *, hungry: bool) -> Taken:
+        """Own up to ``most`` streams that nobody has had; its fair share only, unless it is ``hungry``."""
+        keys = self.keys
+        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.bad, keys.members, keys.mutex]
+        given, aside, merged, deferred, last = await self._run(
+            _TAKE(names, keys.group, *self._terms(), most, has, int(hungry))
+        )
+        return Taken([_given(row) for row in given], aside, merged, deferred == 1, last.decode())
+
+    async def sweep(self, most: int, has: int, *, hungry: bool, skip: int = 0) -> Swept:
+        """Own up to ``most`` streams that another has left; tell of the others. Looks at ``LOOK`` after ``skip``."""
+        keys = self.keys
+        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.positions, keys.members, keys.mutex]
+        given, late, lag, following, staying, seen = await self._run(
+            _SWEEP(names, keys.group, *self._terms(), skip, LOOK, most, has, int(hungry))
+        )
+        left = [Late(name.decode(), _info(entry), int(epoch), owner.decode()) for name, entry, epoch, owner in late]
+        after = following if following >= 0 else None
+        return Swept([_given(row) for row in given], left, lag, after, staying, seen < LOOK)
+
+    async def recover(self, after: str) -> tuple[str, int]:
+        """Make claimable what is pending without a lease, a page at a time from ``"-"`` on.
+
+        Where to go on, empty after the last page, and how many entries were set aside.
+        """
+        keys = self.keys
+        names = [keys.input, keys.owners, keys.leases, keys.bad, keys.members]
+        following, aside, _ = await self._run(_RECOVER(names, keys.group, self._ttl_ms, after, _CHUNK))
+        return following.decode(), aside
+
+    async def claim(self, stream: str) -> Given:
+        """Own one stream that nobody has."""
+        keys = self.keys
+        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.mutex]
+        status, *rest = await self._run(_CLAIM(names, keys.group, *self._terms(), stream))
+        if status == b"UNKNOWN":
+            raise ConfigError(f"service {keys.service!r} has no unfinished stream {stream!r}")
+        if status == b"HELD":
+            raise AlreadyClaimedError(f"{rest[0].decode()!r} owns stream {stream!r} of service {keys.service!r}")
+        entry, epoch, id = rest
+        return Given(stream, _info(entry), int(epoch), id.decode())
+
+    async def renew(self, held: Sequence[tuple[str, int]], room: int = 0) -> Renewed:
+        """Say that the consumer is alive, and prolong what it holds, of which there may be nothing.
+
+        ``room`` is how many more streams of others it would take over.
+        """
+        keys = self.keys
+        names = [keys.owners, keys.leases, keys.members, keys.rooms, keys.mutex]
+        lost: set[str] = set()
+        alive = total = elsewhere = 0
+        for start in range(0, max(len(held), 1), _CHUNK):
+            words = [word for pair in held[start : start + _CHUNK] for word in pair]
+            gone, alive, total, elsewhere = await self._run(_RENEW(names, *self._terms(), max(room, 0), *words))
+            lost.update(name.decode() for name in gone)
+        return Renewed(frozenset(lost), alive, total, elsewhere)
+
+    async def finish(self, stream: str, epoch: int) -> None:
+        """Forget a stream that is done with."""
+        keys = self.keys
+        names = [keys.input, keys.owners, keys.leases, keys.positions, keys.mutex]
+        self._check(stream, await self._run(_FINISH(names, keys.group, self.owner, epoch, stream)))
+
+    async def release(self, held: Sequence[tuple[str, int]], *, leaving: bool = False) -> list[bool]:
+        """Give streams back unfinished; false for each that was not the caller's any more."""
+        keys = self.keys
+        names = [keys.owners, keys.leases, keys.members, keys.rooms, keys.news, keys.mutex]
+        done: list[bool] = []
+        for start in range(0, max(len(held), 1), _CHUNK):
+            words = [word for pair in held[start : start + _CHUNK] for word in pair]
+            is_last = start + _CHUNK >= len(held)
+            reply = await self._run(_RELEASE(names, self.owner, int(leaving and is_last), *words))
+            done += [one == 1 for one in reply]
+        return done
+
+    async def move(self, stream: str, epoch: int, id: str) -> None:
+        """Note that a stream was read up to ``id``."""
+        names = [self.keys.owners, self.keys.positions]
+        self._check(stream, await self._run(_POSITION(names, self.owner, epoch, stream, id)))
+
+    async def position(self, stream: str) -> str:
+        """The ID up to which a stream was read; ``0-0`` if it was not."""
+        key = self.keys.positions
+        found = await self.link.call(key, pack("HGET", key, stream))
+        return found.decode() if found else "0-0"
+
+    def _terms(self) -> tuple[str, int, int]:
+        return self.owner, self._ttl_ms, self.clock.offset_ms
+
+    def _check(self, stream: str, reply: Reply) -> None:
+        if reply != 1:
+            raise StreamNotOwnedError(
+                f"stream {stream!r} of service {self.keys.service!r} is not the caller's any more"
+            )
+
+    async def _run(self, call: Call) -> Any:
+        return await run(self.link, self.keys.input, call)
+
+
+def _given(row: Sequence[bytes]) -> Given:
+    name, entry, epoch, id, *before = row
+    return Given(name.decode(), _info(entry), int(epoch), id.decode(), before[0].decode() if before else "")
+
+
+def _info(entry: bytes) -> Mapping[str, Any]:
+    """What was handed in along with a stream; nothing if a foreign writer's JSON is more than Lua minded."""
+    try:
+        found = codec.decode(entry)
+    except codec.UNREADABLE:
+        return {}
+    info = cast("dict[str, Any]", found).get("Info") if isinstance(found, dict) else None
+    return cast("dict[str, Any]", info) if isinstance(info, dict) else {}

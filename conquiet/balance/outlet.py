@@ -1,0 +1,65 @@
+"""Events on their way to the user: bounded, in order, and ended by exactly one that says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from conquiet.balance.events import StreamAdded, StreamDisowned, StreamEvent, StreamTerminated
+
+__all__ = ["Outlet"]
+
+
+class Outlet:
+    """Holds events until they are asked for.
+
+    No stream is taken while ``room`` is 0, so at most ``most`` additions wait; what tells of losses is never held up.
+    An addition that was lost again before anybody heard of it is not told, nor is its loss.
+    """
+
+    def __init__(self, most: int, is_owned: Callable[[str, int], bool], freed: Callable[[], None]) -> None:
+        self._most = most
+        self._is_owned = is_owned
+        self._freed = freed
+        self._waiting: deque[StreamEvent] = deque()
+        self._news = asyncio.Event()
+        self._is_closed = self._has_ended = False
+        self._untold: set[tuple[str, int]] = set()
+
+    @property
+    def room(self) -> int:
+        """How many more additions may wait."""
+        return 0 if self._is_closed else max(0, self._most - len(self._untold))
+
+    def put(self, event: StreamEvent) -> None:
+        """Tell this; after the end nothing is told any more."""
+        if self._is_closed:
+            return
+        if isinstance(event, StreamAdded):
+            self._untold.add((event.stream, event.epoch))
+        elif isinstance(event, StreamDisowned) and (event.stream, event.epoch) in self._untold:
+            return
+        self._is_closed = isinstance(event, StreamTerminated)
+        self._waiting.append(event)
+        self._news.set()
+
+    async def next(self) -> StreamEvent | None:
+        """The next event, waiting for one; ``None`` after the last."""
+        while not self._has_ended:
+            while self._waiting:
+                event = self._waiting.popleft()
+                if self._is_worth_telling(event):
+                    self._has_ended = isinstance(event, StreamTerminated)
+                    return event
+            self._news.clear()
+            await self._news.wait()
+        self._news.set()  # whoever else waits has to learn it too
+        return None
+
+    def _is_worth_telling(self, event: StreamEvent) -> bool:
+        if not isinstance(event, StreamAdded):
+            return True
+        self._untold.discard((event.stream, event.epoch))
+        self._freed()
+        return self._is_closed or self._is_owned(event.stream, event.epoch)

@@ -1,0 +1,222 @@
+"""Looking out for streams: new ones in the input, and those whose owner is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from conquiet.balance.ledger import Given, Late, Ledger, Swept, Taken
+from conquiet.errors import QueueError
+from conquiet.kit.policy import Backoff
+from conquiet.wire.interrupt import Interrupt
+from conquiet.wire.streams import streams_of, xread
+
+__all__ = ["Watch"]
+
+_log = logging.getLogger("conquiet.balance")
+_AFTER_ERROR: Final = Backoff(base=0.05, cap=2.0)
+_PATIENCE: Final = 5.0
+"""Seconds for which the reader waits for news at a time."""
+_COURTESY: Final = 1.0
+"""Seconds for which a consumer leaves to others what is more than its share."""
+
+
+class Finder(Protocol):
+    """Whoever wants streams, and is told of them."""
+
+    @property
+    def room(self) -> int:
+        """How many more streams it can own now."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """How many it owns."""
+        ...
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether it takes what others have left without being asked."""
+        ...
+
+    def found(self, given: Given, asked: float) -> None:
+        """It owns a stream that was asked for at local time ``asked``."""
+        ...
+
+    def missing(self, late: Late) -> None:
+        """A stream has no owner."""
+        ...
+
+    def read(self, taken: Taken) -> None:
+        """New streams were looked for."""
+        ...
+
+    def set_aside(self, count: int) -> None:
+        """So many entries were no streams."""
+        ...
+
+    def swept(self, swept: Swept) -> None:
+        """Lost streams were looked for, all that there are."""
+        ...
+
+
+class Watch:
+    """Two loops: one reads the input, one looks for leases that have run out by the server's time.
+
+    Both outlive any failure of the server. News in the input, a released stream, or room where there was none wakes
+    them at once; an expiry notification may, and nothing depends on it.
+    """
+
+    def __init__(self, ledger: Ledger, finder: Finder, interval: float) -> None:
+        self._ledger = ledger
+        self._finder = finder
+        self._interval = interval
+        self._look = asyncio.Event()
+        self._room = asyncio.Event()
+        self._interrupt = Interrupt()
+        self._last_id = "0-0"
+        self._last_news = "0-0"
+        self._late: set[tuple[str, int]] = set()
+        self._deferred_at: float | None = None
+        """Local time since when others have been given precedence."""
+        self._left_at: float | None = None
+        """Local time since when lost streams have been left to others."""
+        self._page = "-"
+        self._has_recovered = False
+
+    def hurry(self) -> None:
+        """Look for lost streams now."""
+        self._look.set()
+
+    def freed(self) -> None:
+        """There is room again."""
+        self._room.set()
+        self._look.set()
+        self._interrupt.request()
+
+    # --- new streams ---------------------------------------------------------------------------------------------
+
+    async def read(self) -> None:
+        """Take new streams, for as long as this runs."""
+        failures = 0
+        while True:
+            try:
+                await self._read_once()
+                failures = 0
+            except Exception as error:
+                await self._again("read new streams", error, failures, self._room)
+                failures += 1
+
+    async def _read_once(self) -> None:
+        """Take what there is, else wait."""
+        ledger, finder = self._ledger, self._finder
+        self._room.clear()
+        if finder.room <= 0:
+            await self._listen(_PATIENCE, self._room)
+            return
+        asked = ledger.clock.monotonic()
+        hungry = self._deferred_at is not None and asked >= self._deferred_at + _COURTESY
+        taken = await self._group_made(lambda: ledger.take(finder.room, finder.held, hungry=hungry))
+        finder.read(taken)
+        for given in taken.given:
+            finder.found(given, asked)
+        self._last_id = taken.last_id
+        if not taken.deferred:
+            self._deferred_at = None
+        elif self._deferred_at is None:
+            self._deferred_at = asked
+        if not (taken.given or taken.set_aside or taken.merged):
+            await self._listen(_COURTESY if taken.deferred else _PATIENCE, None)
+
+    async def _listen(self, seconds: float, room: asyncio.Event | None) -> None:
+        """Wait for a new stream, or for one that was released."""
+        keys = self._ledger.keys
+        self._interrupt = Interrupt()
+        if room is not None and room.is_set():
+            return
+        ids = {keys.news: self._last_news}
+        if room is None:
+            ids[keys.input] = self._last_id
+        command = xread(ids, block_ms=max(round(seconds * 1000), 1))
+        reply = await self._ledger.link.wait(keys.input, command, seconds, self._interrupt)
+        heard = streams_of(reply)
+        if keys.news in heard:
+            self._last_news = next(rows[-1][0] for name, rows in reply or () if name == keys.news.encode()).decode()
+            self.hurry()
+
+    async def _group_made(self, ask: Callable[[], Awaitable[Taken]]) -> Taken:
+        try:
+            return await ask()
+        except QueueError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            _log.warning("the group %r is gone, and made anew", self._ledger.keys.group)
+            await self._ledger.open()
+            return await ask()
+
+    # --- lost streams ----------------------------------------------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Look for streams without an owner, for as long as this runs."""
+        failures, pause = 0, 0.0
+        while True:
+            await self._ledger.clock.wait(self._look, pause)
+            self._look.clear()
+            try:
+                pause = await self._sweep_once()
+                failures = 0
+            except Exception as error:
+                await self._again("look for lost streams", error, failures, self._look)
+                failures += 1
+
+    async def _sweep_once(self) -> float:
+        """Take what may be taken, tell of the rest; how long to wait before the next look."""
+        ledger, finder = self._ledger, self._finder
+        began = ledger.clock.monotonic()
+        hungry = self._left_at is not None and began >= self._left_at + _COURTESY
+        await self._recover()
+        late: list[Late] = []
+        skip = 0
+        while True:
+            asked, most = ledger.clock.monotonic(), finder.room if finder.takes_over else 0
+            swept = await ledger.sweep(most, finder.held, hungry=hungry, skip=skip)
+            for given in swept.given:
+                finder.found(given, asked)
+            late += swept.late
+            skip += swept.staying
+            if swept.is_last:
+                break
+        finder.swept(swept)
+        for lost in late:
+            if (lost.stream, lost.epoch) not in self._late:
+                finder.missing(lost)
+        self._late = {(lost.stream, lost.epoch) for lost in late}
+        self._left_at = (self._left_at or began) if late and finder.takes_over else None
+        return self._pause(swept)
+
+    async def _recover(self) -> None:
+        """Look for what was left behind without a lease: everything at first, then a page at a time."""
+        is_first = self._page == "-" and not self._has_recovered
+        while True:
+            following, aside = await self._ledger.recover(self._page)
+            self._page = following or "-"
+            self._finder.set_aside(aside)
+            if not is_first or not following:
+                break
+        self._has_recovered = True
+
+    def _pause(self, swept: Swept) -> float:
+        # At different moments, so that not all come at once for the same stream.
+        pause = self._interval * (0.5 + random.random() / 2)
+        if self._left_at is not None:
+            return _COURTESY
+        return pause if swept.next_ms is None else min(pause, swept.next_ms / 1000 + 0.05 + random.random() * 0.05)
+
+    async def _again(self, what: str, error: Exception, failures: int, early: asyncio.Event) -> None:
+        unforeseen = None if isinstance(error, QueueError) else error
+        service = self._ledger.keys.service
+        _log.warning("service %r: cannot %s, trying again: %s", service, what, error, exc_info=unforeseen)
+        await self._ledger.clock.wait(early, _AFTER_ERROR.delay(min(failures, 10)))

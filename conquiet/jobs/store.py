@@ -1,0 +1,175 @@
+"""What a store of jobs promises, whichever it is. The contract suite holds every store to these words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from conquiet.jobs.job import Job, JobState, NewJob, Settlement
+from conquiet.kit import rules
+from conquiet.kit.clock import Clock
+
+__all__ = ["Claimed", "Expired", "JobPage", "JobStore", "Keep", "Lease", "Wanted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long finished jobs are kept: none older than ``age`` seconds, at most ``count``; ``None`` is no limit."""
+
+    age: float | None = 7 * 86_400.0
+    count: int | None = 100_000
+
+    def __post_init__(self) -> None:
+        if self.age is not None:
+            rules.number("age", self.age, least=0)
+        if self.count is not None:
+            rules.integer("count", self.count, least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A job that is held, and the token of its claim."""
+
+    job_id: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a claim asks for.
+
+    Jobs are claimed in the order of priority (larger first), then of the moment since which they may be claimed,
+    then of enqueueing. But of the ``count``, up to ``retries`` go first to jobs that were tried before, and then up to
+    ``lowest`` to those of the lowest priority that waits, so that neither starves. The answer is in claim order.
+    """
+
+    count: int
+    worker: str
+    ttl_ms: int
+    max_retries: int
+    retries: int = 0
+    lowest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A lease that was found to have run out, and whether the job has failed by that."""
+
+    job_id: str
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim got.
+
+    ``next_ms`` is in how many milliseconds more may be there without anybody's doing: a job falls due or a lease runs
+    out; ``None`` if nothing waits for its time. ``mark`` is for :meth:`JobStore.news`.
+    """
+
+    jobs: Sequence[Job]
+    expired: Sequence[Expired] = ()
+    next_ms: int | None = None
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Some jobs of one state, and where to go on; ``cursor`` is ``None`` after the last page."""
+
+    jobs: Sequence[Job]
+    cursor: str | None
+
+
+class JobStore(Protocol):
+    """Keeps the jobs of any number of queues.
+
+    Each method is atomic: a crash in the middle leaves all of it done or nothing, and two callers never see each
+    other half done. Every failure of the backend is a ``QueueError``; whether a call that failed was done is not known.
+    All times are the store's own, plus the clock's offset.
+    """
+
+    @property
+    def clock(self) -> Clock:
+        """Moves time in tests."""
+        ...
+
+    async def open(self) -> None:
+        """Make sure that the store can be used; safe to repeat. ``async with`` does it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections; safe to repeat."""
+        ...
+
+    def apart(self) -> JobStore:
+        """The same store over connections of its own, for another event loop; to be closed by the caller."""
+        ...
+
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
+        """Add all of ``jobs`` or none: ``DuplicateJobError`` names the IDs that are taken, or given twice.
+
+        Each begins with the highest token of any job that was removed from the queue, so that the lease of a former job
+        of the same ID stays stale. ``connection`` is a connection of the caller's, for stores that can write in the
+        caller's own transaction; for others it is a ``ConfigError``.
+        """
+        ...
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        """First give up every lease that has run out, then lease what is wanted.
+
+        A lease that has run out makes its job claimable again under the same ID, unless no attempt is left: then the
+        job has failed. No job is handed out twice at a time. At most a few hundred leases are given up in one call.
+        """
+        ...
+
+    async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
+        """Extend leases to ``ttl_ms`` from now; false for each whose job is not in flight under that token."""
+        ...
+
+    async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
+        """Apply each settlement, or nothing of it: false where the job is not in flight under that token.
+
+        The token decides, not the time: a lease that has run out still counts while nobody else has the job.
+        """
+        ...
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
+        """The jobs of these IDs, ``None`` for each that there is not."""
+        ...
+
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
+        ...
+
+    async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
+        """Jobs in ``state``. One that stays in it while all pages are read is met exactly once."""
+        ...
+
+    async def replay(self, queue: str, id: str) -> Job | None:
+        """Make a failed job ready again; ``None`` if there is no such job. ``ConfigError`` if it has not failed."""
+        ...
+
+    async def cancel(self, queue: str, id: str) -> Job | None:
+        """Fail a job that is not finished; ``None`` if there is none. One that is finished stays as it is."""
+        ...
+
+    async def delete(self, queue: str, id: str) -> Job | None:
+        """Remove a finished job; ``None`` if there is none. ``ConfigError`` if it is not finished."""
+        ...
+
+    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+        """Remove finished jobs, the oldest first, that ``keep`` does not keep; how many. Up to a thousand a call."""
+        ...
+
+    async def news(self, queue: str, mark: str, seconds: float) -> None:
+        """Return once something may be claimable that was not when ``mark`` was given, or after ``seconds``.
+
+        May return for no reason. A job that only fell due by time is not news.
+        """
+        ...
+
+    async def finished(self, queue: str, id: str, seconds: float | None) -> Job | None:
+        """The job once it has succeeded or failed; ``None`` after ``seconds``, or if it is not there."""
+        ...

@@ -1,0 +1,78 @@
+"""The driver, psycopg 3: what conquiet adds to it, and its errors as conquiet's. Imported only when a store is made."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from psycopg import DataError, Error, IntegrityError, ProgrammingError, adapt, conninfo, errors, pq
+from psycopg.types.numeric import Int8BinaryDumper
+
+from conquiet.errors import ConfigError, ConquietError, QueueError
+from conquiet.jobs.stores.postgres.arrays import Array, Blobs, Integers, Texts
+
+__all__ = ["CROSSED", "FAILURES", "HARMLESS", "connection_string", "refused", "teach"]
+
+FAILURES: Final = (Error, OSError, UnicodeError)
+"""What the driver raises."""
+
+CROSSED: Final = (errors.UniqueViolation, errors.SerializationFailure, errors.DeadlockDetected)
+"""A key is taken; a job of that key was just removed; two add the same keys in different orders. Nothing was done."""
+
+HARMLESS: Final = (DataError, IntegrityError, ProgrammingError, errors.SerializationFailure, errors.DeadlockDetected)
+"""The server refused one statement; the connection is as good as before."""
+
+_MISSING: Final = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
+
+# A peer that is gone without a word is noticed within half a minute rather than after hours.
+_DEFAULTS: Final = {
+    "connect_timeout": "10",
+    "fallback_application_name": "conquiet",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+
+class _ArrayDumper(adapt.Dumper):
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Array) -> bytes:
+        return obj.data
+
+
+def teach(adapters: adapt.AdaptersMap) -> None:
+    """Let a connection or a cursor send what the statements of a store take."""
+    for kind in (Texts, Blobs, Integers):
+        adapters.register_dumper(kind, type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid}))
+    # Else each magnitude is a type of its own, and each mixture of them a statement to be prepared.
+    adapters.register_dumper(int, Int8BinaryDumper)
+
+
+def connection_string(dsn: object) -> str:
+    """``dsn`` with what it leaves open; ``ConfigError`` if it is none."""
+    # Neither the error's text nor its cause quotes it: it may hold a password.
+    if isinstance(dsn, str) and dsn.strip():
+        try:
+            given: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+            return conninfo.make_conninfo(**{**_DEFAULTS, **given})
+        except (Error, UnicodeError):
+            pass
+    kind = "an empty string" if isinstance(dsn, str) and not dsn.strip() else f"this {type(dsn).__name__}"
+    raise ConfigError(
+        f"dsn must be like 'postgresql://user:password@host:5432/database', which {kind} is not"
+    ) from None
+
+
+def refused(what: str, schema: str, error: BaseException) -> ConquietError:
+    """What to raise for a failure of the driver, from it."""
+    if isinstance(error, _MISSING):
+        return ConfigError(f"{what}: schema {schema!r} lacks the tables of this version: run `await store.migrate()`")
+    # Values out of range or with a NUL; sent nowhere, or refused as a whole.
+    if isinstance(error, UnicodeError | DataError):
+        return ConfigError(f"{what}: PostgreSQL cannot keep what was given: {_brief(error)}")
+    return QueueError(f"{what}: PostgreSQL failed: {_brief(error)}")
+
+
+def _brief(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

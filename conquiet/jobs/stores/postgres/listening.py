@@ -1,0 +1,162 @@
+"""What others did, as PostgreSQL tells it: one connection that listens for all who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from psycopg import AsyncConnection, Notify, sql
+
+from conquiet.errors import ConquietError
+from conquiet.jobs.stores.postgres import driver
+from conquiet.jobs.stores.postgres.pool import Pool, is_elsewhere
+from conquiet.kit import codec
+from conquiet.kit.clock import Clock
+from conquiet.kit.loopthread import forks, outlive_fork
+from conquiet.kit.policy import Backoff
+from conquiet.kit.service import Background
+
+__all__ = ["PATIENCE", "Listener"]
+
+PATIENCE: Final = 5.0
+"""Seconds after which a waiter looks for itself, whatever was told or not."""
+_DEAF: Final = 1.0
+"""The same, while there is no connection to listen on."""
+
+_log: Final = logging.getLogger("conquiet.jobs")
+_BACKOFF: Final = Backoff(base=0.2, cap=5.0)
+
+Topic: TypeAlias = tuple[str, ...]
+"""A queue, or a queue and a job's ID."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What belongs to one event loop of one process."""
+
+    forks: int
+    loop: asyncio.AbstractEventLoop | None = None
+    background: Background = field(default_factory=Background)
+    task: asyncio.Task[None] | None = None
+    is_listening: bool = False
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it was found out whether there can be a connection."""
+    waiters: dict[Topic, set[asyncio.Event]] = field(default_factory=dict[Topic, set[asyncio.Event]])
+    news: Counter[str] = field(default_factory=Counter[str])
+    """How many notices each queue got."""
+
+    def tell(self, notice: Notify) -> None:
+        try:
+            topic = tuple(map(str, codec.decode(notice.payload.encode())))
+        except (*codec.UNREADABLE, TypeError):  # somebody else's
+            return
+        if len(topic) == 1:
+            self.news[topic[0]] += 1
+        for event in self.waiters.get(topic, ()):
+            event.set()
+
+    def wake_all(self) -> None:
+        self.tried.set()
+        for waiters in self.waiters.values():
+            for event in waiters:
+                event.set()
+
+
+class Listener:
+    """Listens from the first waiter on until it is closed, and again after each loss of the connection.
+
+    A notice may come for no reason, and each may be lost with the connection: a new connection counts as news on
+    everything.
+    """
+
+    def __init__(self, pool: Pool, channel: str, clock: Clock) -> None:
+        self._pool = pool
+        self._channel = channel
+        self._clock = clock
+        self._connections = 0
+        self._left: list[_State] = []
+        self._mine = _State(forks())
+        outlive_fork(self)
+
+    @property
+    def patience(self) -> float:
+        """How long to rely on notices alone."""
+        return PATIENCE if self._mine.is_listening else _DEAF
+
+    def mark(self, queue: str) -> str:
+        """Where the news of ``queue`` stand; empty while nobody listens."""
+        mine = self._mine
+        is_listening = mine.is_listening and mine.forks == forks()
+        return f"{self._connections}.{mine.news[queue]}" if is_listening else ""
+
+    async def news(self, queue: str, mark: str, seconds: float) -> None:
+        """Return once the news of ``queue`` stand elsewhere than at ``mark``, or after ``seconds`` or ``PATIENCE``."""
+        with self.waiting((queue,)) as event:
+            await self.start(seconds)
+            if not self._mine.is_listening or mark == self.mark(queue):
+                await self._clock.wait(event, min(seconds, self.patience))
+
+    @contextmanager
+    def waiting(self, topic: Topic) -> Generator[asyncio.Event]:
+        """An event that is set at each notice on ``topic``, and when one may have been missed."""
+        mine, event = self._here(), asyncio.Event()
+        mine.waiters.setdefault(topic, set()).add(event)
+        try:
+            yield event
+        finally:
+            mine.waiters[topic].discard(event)
+            if not mine.waiters[topic]:
+                del mine.waiters[topic]
+
+    async def start(self, seconds: float) -> None:
+        """Make sure that somebody listens, or has failed to once, or wait ``seconds`` for it."""
+        mine = self._here()
+        if mine.task is None or mine.task.done():
+            mine.tried.clear()
+            mine.task = mine.background.start(self._listen(mine), f"listen-{self._channel}")
+        if not mine.is_listening:
+            await self._clock.wait(mine.tried, min(seconds, PATIENCE))
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        mine = self._here()
+        await mine.background.aclose()
+
+    async def _listen(self, mine: _State) -> None:
+        failures = 0
+        while True:
+            connection: AsyncConnection[Any] | None = None
+            try:
+                connection = await self._pool.connect("listening")
+                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                failures = 0
+                self._connections += 1
+                mine.is_listening = True
+                mine.wake_all()
+                async for notice in connection.notifies():
+                    mine.tell(notice)
+            except (*driver.FAILURES, ConquietError) as error:
+                _log.warning("schema %s: notices are late, no connection to listen on: %s", self._channel, error)
+                failures += 1
+            finally:
+                mine.is_listening = False
+                mine.wake_all()
+                if connection is not None:
+                    with contextlib.suppress(*driver.FAILURES):
+                        await connection.close()
+            await self._clock.sleep(_BACKOFF.delay(max(0, failures - 1)))
+
+    def _here(self) -> _State:
+        """The state for the running loop."""
+        loop, mine = asyncio.get_running_loop(), self._mine
+        if mine.forks != forks() or is_elsewhere(mine.loop, loop):
+            self._left.append(mine)
+            self._mine = mine = _State(forks())
+        mine.loop = loop
+        return mine

@@ -1,0 +1,64 @@
+-- Lease jobs to a worker: first some that were tried before, then some of the lowest priority, then the rest.
+-- One row a job, at least one: the first column is in how many milliseconds a lease runs out that others hold, or
+-- something falls due that waits. If that is past, nothing is leased, unless $8: expire and promote must come first.
+-- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 lowest, $8 in any case
+WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
+next AS MATERIALIZED (
+    SELECT least(
+        (
+            SELECT ready_ms FROM {schema}.jobs
+            WHERE queue = $1::text AND state = 'ready' AND NOT due ORDER BY ready_ms LIMIT 1
+        ),
+        (
+            SELECT lease_ms FROM {schema}.jobs
+            WHERE queue = $1::text AND state = 'in_flight' ORDER BY lease_ms LIMIT 1
+        )
+    ) - (SELECT now FROM moment) AS ms
+),
+may AS MATERIALIZED (SELECT CASE WHEN $8::boolean OR ms > 0 OR ms IS NULL THEN 1 ELSE 0 END AS claim FROM next),
+again AS MATERIALIZED (
+    SELECT queue, id, number FROM {schema}.jobs
+    WHERE queue = $1::text AND state = 'ready' AND due AND attempts > 0
+    ORDER BY priority DESC, ready_ms, number
+    LIMIT $6::bigint * (SELECT claim FROM may)
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+lowest AS MATERIALIZED (
+    SELECT queue, id, number FROM {schema}.jobs
+    WHERE queue = $1::text AND state = 'ready' AND due
+        AND priority = (
+            SELECT priority FROM {schema}.jobs
+            WHERE queue = $1::text AND state = 'ready' AND due
+            ORDER BY priority, ready_ms DESC, number DESC
+            LIMIT 1
+        )
+        AND number <> ALL (ARRAY(SELECT number FROM again))
+    ORDER BY priority DESC, ready_ms, number
+    LIMIT $7::bigint * (SELECT claim FROM may)
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+rest AS MATERIALIZED (
+    SELECT queue, id FROM {schema}.jobs
+    WHERE queue = $1::text AND state = 'ready' AND due
+        AND number <> ALL (ARRAY(SELECT number FROM again UNION ALL SELECT number FROM lowest))
+    ORDER BY priority DESC, ready_ms, number
+    LIMIT (SELECT claim FROM may)
+        * greatest(0, $5::bigint - (SELECT count(*) FROM again) - (SELECT count(*) FROM lowest))
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+chosen AS MATERIALIZED (
+    SELECT queue, id FROM again UNION ALL SELECT queue, id FROM lowest UNION ALL SELECT queue, id FROM rest
+),
+claimed AS (
+    UPDATE {schema}.jobs j SET
+        state = 'in_flight',
+        worker = $3::text,
+        attempts = j.attempts + 1,
+        token = j.token + 1,
+        claimed_ms = (SELECT now FROM moment),
+        lease_ms = (SELECT now FROM moment) + $4::bigint
+    FROM chosen
+    WHERE j.queue = chosen.queue AND j.id = chosen.id
+    RETURNING {columns}
+)
+SELECT next.ms, claimed.* FROM next LEFT JOIN claimed ON true

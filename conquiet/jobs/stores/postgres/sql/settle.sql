@@ -1,0 +1,42 @@
+-- Apply what workers say became of their jobs; the places of those that were leased to them.
+-- $1 queue, $2 offset_ms, $3 channel, $4 length of the history, $5 how many,
+-- $6 ids in ascending order, $7 tokens, $8 kinds, $9 delays, $10 errors, $11 briefs, $12 results
+-- (Why leases are found in this way: see renew.)
+WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
+settled AS (
+    UPDATE {schema}.jobs j SET
+        state = CASE g.kind WHEN 'ack' THEN 'succeeded' WHEN 'fail' THEN 'failed' ELSE 'ready' END,
+        due = g.kind <> 'retry' OR g.delay_ms <= 0,
+        attempts = CASE g.kind WHEN 'release' THEN j.attempts - 1 ELSE j.attempts END,
+        ready_ms = CASE g.kind WHEN 'retry' THEN (SELECT now FROM moment) + g.delay_ms ELSE j.ready_ms END,
+        finished_ms = CASE WHEN g.kind IN ('ack', 'fail') THEN (SELECT now FROM moment) END,
+        claimed_ms = CASE g.kind WHEN 'release' THEN NULL ELSE j.claimed_ms END,
+        worker = CASE g.kind WHEN 'release' THEN NULL ELSE j.worker END,
+        lease_ms = NULL,
+        result = CASE g.kind WHEN 'ack' THEN g.result ELSE j.result END,
+        last_error = CASE WHEN g.kind IN ('retry', 'fail') THEN g.error ELSE j.last_error END,
+        failures = CASE
+            WHEN g.kind IN ('ack', 'release') THEN j.failures
+            WHEN jsonb_array_length(j.failures) >= $4::integer THEN j.failures - 0
+            ELSE coalesce(j.failures, '[]')
+        END || CASE
+            WHEN g.kind IN ('ack', 'release') THEN '[]'
+            ELSE jsonb_build_array(
+                jsonb_build_array(j.attempts, coalesce(j.worker, ''), j.claimed_ms, (SELECT now FROM moment), g.brief)
+            )
+        END
+    FROM (
+        SELECT $1::text AS queue, id, token, kind, delay_ms, error, brief, result, place
+        FROM unnest($6::text[], $7::bigint[], $8::text[], $9::bigint[], $10::text[], $11::text[], $12::bytea[])
+            WITH ORDINALITY AS given (id, token, kind, delay_ms, error, brief, result, place)
+        LIMIT $5::bigint
+    ) AS g
+    WHERE j.queue = g.queue AND j.id = g.id AND j.token = g.token AND j.lease_ms IS NOT NULL
+    RETURNING g.place, j.queue, j.id, j.state, j.watched
+),
+told AS (
+    (SELECT json_build_array($1::text) AS what FROM settled WHERE state = 'ready' LIMIT 1)
+    UNION ALL
+    SELECT json_build_array(queue, id) FROM settled WHERE state <> 'ready' AND watched
+)
+SELECT place, (SELECT count(pg_notify($3::text, what::text)) FROM told) FROM settled

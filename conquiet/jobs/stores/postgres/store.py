@@ -1,0 +1,336 @@
+"""Jobs in PostgreSQL: durable, shared by any number of processes, added in the caller's own transaction if wanted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from conquiet.errors import ConfigError, DuplicateJobError
+from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Job, JobState, NewJob, Settlement
+from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
+from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
+from conquiet.kit import rules
+from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from conquiet.jobs.stores.postgres.pool import Call
+
+__all__ = ["PostgresStore"]
+
+_MOST_EXPIRED: Final = 500
+_MOST_PROMOTED: Final = 1000
+_MOST_PURGED: Final = 1000
+_LARGEST: Final = 2**62
+_LONGEST_NAME: Final = 63
+"""Bytes of an identifier; PostgreSQL cuts longer ones off."""
+
+
+class PostgresStore:
+    """Keeps jobs in tables of one schema of a database, which ``await store.migrate()`` makes.
+
+    What a call has done is committed when it returns, as durably as the server is set to. A call that fails says so
+    with ``QueueError`` and is not sent again; the next one finds a new connection. Belongs to one event loop at a
+    time; may be pickled, as its DSN, and used after a fork.
+    """
+
+    def __init__(self, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._recipe = (dsn, _schema(schema), rules.integer("pool_size", pool_size, least=1), clock)
+        try:
+            from conquiet.jobs.stores.postgres import migrating, outbox
+            from conquiet.jobs.stores.postgres.listening import Listener
+            from conquiet.jobs.stores.postgres.pool import Pool
+        except ImportError as error:
+            raise ConfigError("PostgresStore needs psycopg: pip install 'conquiet[postgres]'") from error
+        self._migrating, self._outbox = migrating, outbox
+        self._clock = clock
+        self._channel = schema
+        self._pool = Pool(dsn, schema, pool_size)
+        self._listener = Listener(self._pool, self._channel, clock)
+
+    @classmethod
+    def connect(cls, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """A store for ``async with``."""
+        return cls(dsn, schema=schema, pool_size=pool_size, clock=clock)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), *self._recipe)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self._recipe[1]!r})"
+
+    @property
+    def clock(self) -> Clock:
+        """Moves time in tests."""
+        return self._clock
+
+    async def open(self) -> None:
+        """Make sure that the tables are there, in the version that this library knows."""
+        await self._migrating.check(self._pool)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._listener.aclose()
+        await self._pool.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def apart(self) -> PostgresStore:
+        """The same store over connections of its own."""
+        return _rebuilt(type(self), *self._recipe)
+
+    async def migrate(self) -> int:
+        """Make the schema and its tables, or bring them up to date; the version after it.
+
+        One transaction. Safe to repeat, and to run by many processes at once: they wait for each other.
+        """
+        return await self._migrating.migrate(self._pool)
+
+    def sql(self, since: int = 0) -> str:
+        """What :meth:`migrate` does to a database of version ``since``, for whoever applies it by hand."""
+        return self._migrating.script(self._pool.statements, rules.integer("since", since, least=0))
+
+    # --- the life of a job ------------------------------------------------------------------------------------
+
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
+        """Add all of ``jobs`` or none.
+
+        ``connection`` is a ``psycopg.AsyncConnection`` or a ``psycopg.Connection``: the jobs are there, and workers
+        are told, when the caller commits. A duplicate leaves its transaction as it was before the call.
+        """
+        if not jobs:
+            return
+        ids = [job.id for job in jobs]
+        if len(set(ids)) < len(ids):
+            given = Counter(ids)
+            taken = set(await self._taken(queue, list(given))) if connection is None else set[str]()
+            raise DuplicateJobError(queue, [id for id, times in given.items() if times > 1 or id in taken])
+        values = self._new(queue, jobs, ids)
+        if connection is None:
+            taken_ids = await self._added(queue, values, ids)
+        else:
+            taken_ids = await self._added_in(connection, queue, values, ids)
+        if taken_ids:
+            raise DuplicateJobError(queue, [id for id in ids if id in set(taken_ids)])
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        """Give up leases that have run out, then lease what is wanted."""
+        mark, offset = self._listener.mark(queue), self._clock.offset_ms
+        claim = (queue, offset, wanted.worker, wanted.ttl_ms, wanted.count, wanted.retries, wanted.lowest)
+        [rows] = await self._run("claiming jobs", queue, ("claim", (*claim, False)))
+        gone: list[tuple[Any, ...]] = []
+        if rows[0][0] is not None and rows[0][0] <= 0:
+            late = (queue, offset, self._channel, wanted.max_retries, _MOST_EXPIRED, EXPIRED, HISTORY)
+            ripe = (queue, offset, _MOST_PROMOTED)
+            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True))]
+            gone, _, rows = await self._run("claiming jobs", queue, *calls)
+        jobs = _in_order(queue, rows)
+        times = [wanted.ttl_ms] * bool(jobs) + [max(0, row[0]) for row in rows[:1] if row[0] is not None]
+        return Claimed(jobs, _expired(gone), min(times, default=None), mark)
+
+    async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
+        """Extend leases; false for each that is stale."""
+        # In one order everywhere, so that calls which hold some of each other's rows never wait in a circle.
+        order = sorted({(lease.job_id, lease.token) for lease in leases})
+        ids, tokens = Texts([id for id, _ in order]), Integers([token for _, token in order])
+        values = (queue, self._clock.offset_ms, ttl_ms, ids, tokens, len(order))
+        [rows] = await self._run("renewing leases", queue, ("renew", values))
+        held = {order[int(row[0]) - 1] for row in rows}
+        return [(lease.job_id, lease.token) in held for lease in leases]
+
+    async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
+        """Apply each settlement; false for each that is stale."""
+        # Of several for one claim the first counts: after it, the job is not in flight any more.
+        firsts: dict[tuple[str, int], int] = {}
+        for at, one in enumerate(settlements):
+            firsts.setdefault((one.job_id, one.token), at)
+        order = [at for _, at in sorted(firsts.items())]
+        done = [False] * len(settlements)
+        if order:
+            values = self._settlements(queue, [settlements[at] for at in order])
+            [rows] = await self._run("settling jobs", queue, ("settle", values))
+            for row in rows:
+                done[order[row[0] - 1]] = True
+        return done
+
+    # --- looking and managing ---------------------------------------------------------------------------------
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
+        """The jobs of these IDs."""
+        if not ids:
+            return []
+        different = list(dict.fromkeys(ids))
+        [rows] = await self._run("finding jobs", queue, ("find", (queue, Texts(different), len(different))))
+        found = {row[0]: job_of(queue, row) for row in rows}
+        return [found.get(id) for id in ids]
+
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
+        [rows] = await self._run("counting jobs", queue, ("counts", (queue, Texts(JobState))))
+        found: dict[str, int] = dict(rows)
+        return {state: found.get(state, 0) for state in JobState}
+
+    async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
+        """Jobs in ``state``, in the order of enqueueing."""
+        values = (queue, str(state), _number(cursor), count + 1)
+        [rows] = await self._run("listing jobs", queue, ("page", values))
+        jobs = [job_of(queue, row) for row in rows[:count]]
+        return JobPage(jobs, str(rows[count - 1][NUMBER]) if len(rows) > count else None)
+
+    async def replay(self, queue: str, id: str) -> Job | None:
+        """Make a failed job ready again."""
+        call = ("replay", (queue, self._clock.offset_ms, self._channel, id))
+        while True:
+            job, is_changed = await self._changed("replaying a job", queue, id, call)
+            if is_changed or job is None:
+                return job
+            job.check("replay")  # else it has failed in between
+
+    async def cancel(self, queue: str, id: str) -> Job | None:
+        """Fail a job that is not finished."""
+        call = ("cancel", (queue, self._clock.offset_ms, self._channel, id, CANCELLED, HISTORY))
+        while True:
+            job, is_changed = await self._changed("cancelling a job", queue, id, call)
+            if is_changed or job is None or job.is_finished:
+                return job
+
+    async def delete(self, queue: str, id: str) -> Job | None:
+        """Remove a finished job."""
+        while True:
+            job, is_changed = await self._changed("deleting a job", queue, id, ("delete", (queue, id)))
+            if is_changed or job is None:
+                return job
+            job.check("delete")
+
+    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+        """Remove finished jobs that are not to be kept."""
+        age = None if keep.age is None else math.floor(min(keep.age * 1000, _LARGEST))
+        count = None if keep.count is None else min(keep.count, _LARGEST)
+        values = (queue, self._clock.offset_ms, str(state), count, age, _MOST_PURGED)
+        [[(gone,)]] = await self._run("purging jobs", queue, ("purge", values))
+        return int(gone)
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    async def news(self, queue: str, mark: str, seconds: float) -> None:
+        """Return once something may be claimable, or after ``seconds``; after a few in any case."""
+        await self._listener.news(queue, mark, seconds)
+
+    async def finished(self, queue: str, id: str, seconds: float | None) -> Job | None:
+        """The job once it is finished."""
+        deadline = math.inf if seconds is None else self._clock.monotonic() + seconds
+        with self._listener.waiting((queue, id)) as event:
+            while True:
+                left = deadline - self._clock.monotonic()
+                await self._listener.start(max(0.0, left))
+                event.clear()
+                calls: list[Call] = [("watch", (queue, id, self._channel)), ("find", (queue, Texts([id]), 1))]
+                _, rows = await self._run("waiting for a job", queue, *calls)
+                job = job_of(queue, rows[0]) if rows else None
+                if job is None or job.is_finished or left <= 0:
+                    return job if job is not None and job.is_finished else None
+                await self._clock.wait(event, min(left, self._listener.patience))
+
+    # --- statements -------------------------------------------------------------------------------------------
+
+    async def _run(self, what: str, queue: str, *calls: Call) -> list[list[tuple[Any, ...]]]:
+        return await self._pool.run(f"{what} of queue {queue!r}", *calls)
+
+    async def _taken(self, queue: str, ids: Sequence[str]) -> list[str]:
+        [rows] = await self._run("finding jobs", queue, ("taken", (queue, Texts(ids), len(ids))))
+        return [row[0] for row in rows]
+
+    async def _added(self, queue: str, values: tuple[object, ...], ids: Sequence[str]) -> list[str]:
+        """Add, or tell which of ``ids`` are taken."""
+        while True:
+            if await self._pool.was_added(f"adding jobs of queue {queue!r}", ("add", values)):
+                return []
+            taken = await self._taken(queue, ids)
+            if taken:
+                return taken
+            # Whoever was in the way is gone. Nothing was added, that is certain: so this repeats nothing.
+
+    async def _added_in(
+        self, connection: object, queue: str, values: tuple[object, ...], ids: Sequence[str]
+    ) -> list[str]:
+        statements = self._pool.statements
+        add, taken = (statements["add"], values), (statements["taken"], (queue, Texts(ids), len(ids)))
+        return await self._outbox.run(connection, add, taken, f"adding jobs of queue {queue!r}", self._pool.schema)
+
+    async def _changed(self, what: str, queue: str, id: str, call: Call) -> tuple[Job | None, bool]:
+        """The job after a change, and true; or, if it could not be changed, as it is."""
+        [rows] = await self._run(what, queue, call)
+        if rows:
+            return job_of(queue, rows[0][:WIDTH]), True
+        [job] = await self.find(queue, [id])
+        return job, False
+
+    def _new(self, queue: str, jobs: Sequence[NewJob], ids: Sequence[str]) -> tuple[object, ...]:
+        return (
+            queue,
+            self._clock.offset_ms,
+            self._channel,
+            Texts(ids),
+            Blobs([job.payload for job in jobs]),
+            Integers([job.priority for job in jobs]),
+            Integers([job.delay_ms for job in jobs]),
+            Integers([job.max_retries for job in jobs]),
+        )
+
+    def _settlements(self, queue: str, given: Sequence[Settlement]) -> tuple[object, ...]:
+        return (
+            queue,
+            self._clock.offset_ms,
+            self._channel,
+            HISTORY,
+            len(given),
+            Texts([one.job_id for one in given]),
+            Integers([one.token for one in given]),
+            Texts([one.kind for one in given]),
+            Integers([one.delay_ms for one in given]),
+            Texts([one.error for one in given]),
+            Texts([one.brief for one in given]),
+            Blobs([one.result for one in given]),
+        )
+
+
+def _in_order(queue: str, rows: Sequence[tuple[Any, ...]]) -> list[Job]:
+    """What a claim got, in the order of claims; one row may hold no job."""
+    found = sorted((-row[5], row[14], row[1 + NUMBER], row[1:]) for row in rows if row[1] is not None)
+    return [job_of(queue, row) for *_, row in found]
+
+
+def _expired(rows: Sequence[tuple[Any, ...]]) -> list[Expired]:
+    return [Expired(id, state == JobState.FAILED) for _, id, state in sorted((row[2], row[0], row[1]) for row in rows)]
+
+
+def _rebuilt(kind: type[PostgresStore], dsn: str, schema: str, pool_size: int, clock: Clock) -> PostgresStore:
+    return kind(dsn, schema=schema, pool_size=pool_size, clock=clock)
+
+
+def _schema(schema: object) -> str:
+    name = rules.text("schema", schema)
+    if "\0" in name or len(name.encode()) > _LONGEST_NAME or name.startswith("pg_"):
+        raise ConfigError(
+            f"schema must have at most {_LONGEST_NAME} bytes, no NUL, and not begin with 'pg_', unlike {name!r}"
+        )
+    return name
+
+
+def _number(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    try:
+        return int(cursor)
+    except (TypeError, ValueError):
+        raise ConfigError(f"cursor must be one that a page gave, not {cursor!r}") from None

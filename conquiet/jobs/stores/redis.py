@@ -1,0 +1,289 @@
+"""Jobs in Redis: one script an operation, one slot a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from conquiet.errors import ConfigError, DuplicateJobError, QueueError
+from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
+from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.stores._redis_records import LETTERS, added, claimed_jobs, known_jobs, settled
+from conquiet.jobs.stores._redis_watch import Watch
+from conquiet.kit import rules
+from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.wire.address import Address, AddressLike
+from conquiet.wire.keys import JobKeys
+from conquiet.wire.link import Link
+from conquiet.wire.parser import Reply
+from conquiet.wire.scripts import Script, run
+from conquiet.wire.streams import pack
+
+__all__ = ["RedisStore"]
+
+_log = logging.getLogger("conquiet.jobs")
+
+_ADD: Final = Script.named("jobs_add")
+_CLAIM: Final = Script.named("jobs_claim")
+_RENEW: Final = Script.named("jobs_renew")
+_SETTLE: Final = Script.named("jobs_settle")
+_FIND: Final = Script.named("jobs_find")
+_COUNT: Final = Script.named("jobs_count")
+_PAGE: Final = Script.named("jobs_page")
+_REPLAY: Final = Script.named("jobs_replay")
+_CANCEL: Final = Script.named("jobs_cancel")
+_DELETE: Final = Script.named("jobs_delete")
+_PURGE: Final = Script.named("jobs_purge")
+
+_LONG: Final = 3600.0
+_CURSORS: Final = {
+    JobState.READY: re.compile(r"\d{37}[01].+", re.DOTALL | re.ASCII),
+    JobState.IN_FLIGHT: re.compile(r"\d{1,15}", re.ASCII),
+    JobState.SUCCEEDED: re.compile(r"\d{15}.+", re.DOTALL | re.ASCII),
+    JobState.FAILED: re.compile(r"\d{15}.+", re.DOTALL | re.ASCII),
+}
+
+
+class RedisStore:
+    """Keeps jobs in Redis, where they are as safe as the server's own persistence makes them.
+
+    ``client`` is a URL, an address or a ``redis.asyncio`` client, of which only the settings are used. Stores of
+    different ``namespace`` on one server know nothing of each other. In a Cluster each queue lies on one node.
+
+    A claim lets at most 500 leases run out and 1,000 delayed jobs fall due; where more had to, it says that there is
+    more at once. Belongs to the event loop on which it was used first: :meth:`apart` makes one for another.
+    """
+
+    def __init__(self, client: AddressLike, *, namespace: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
+        self._address = Address.of(client)
+        self._namespace = rules.name("namespace", namespace) if namespace else ""
+        self._clock = clock
+        self._link = Link(self._address)
+        self._keys: dict[str, list[str]] = {}
+        self._watches: dict[str, Watch] = {}
+        self._has_looked = False
+
+    @classmethod
+    def connect(cls, url: str, *, namespace: str = "", clock: Clock = SYSTEM_CLOCK) -> Self:
+        """A store at ``url``; the first call connects."""
+        return cls(url, namespace=namespace, clock=clock)
+
+    @property
+    def clock(self) -> Clock:
+        """Moves time in tests."""
+        return self._clock
+
+    async def open(self) -> None:
+        """Make sure that the server answers; warn, once, if it would lose all jobs when it ends."""
+        key = JobKeys("any", self._namespace).jobs
+        commands = [pack("PING"), pack("CONFIG", "GET", "appendonly"), pack("CONFIG", "GET", "save")]
+        pong, *settings = await self._link.call_many(key, commands[:1] if self._has_looked else commands)
+        if isinstance(pong, Exception):
+            self._link.refuse(key, pong)
+        if not self._has_looked and settings == [[b"appendonly", b"no"], [b"save", b""]]:
+            _log.warning("the Redis at %s persists nothing: when it ends, all jobs are lost", self._address)
+        self._has_looked = True
+
+    async def aclose(self) -> None:
+        """Close all connections; whoever still waits for something gets a ``QueueError``."""
+        for watch in list(self._watches.values()):
+            if watch.loop is asyncio.get_running_loop():
+                await watch.aclose()
+        self._watches.clear()
+        await self._link.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def apart(self) -> RedisStore:
+        """The same store over connections of its own."""
+        store = RedisStore(self._address, namespace=self._namespace, clock=self._clock)
+        store._has_looked = self._has_looked
+        return store
+
+    # --- the life of a job ------------------------------------------------------------------------------------
+
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
+        """Add all of ``jobs`` or none, in one round trip."""
+        if connection is not None:
+            raise ConfigError("a RedisStore cannot write in a transaction of yours: connection must be None")
+        if not jobs:
+            return
+        ids = [job.id for job in jobs]
+        if len(set(ids)) < len(ids):
+            raise DuplicateJobError(queue, await self._taken(queue, ids))
+        taken = await self._run(queue, _ADD, self._clock.offset_ms, len(ids), *added(jobs))
+        if taken:
+            raise DuplicateJobError(queue, [id.decode() for id in taken])
+
+    async def _taken(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """Which IDs are given twice or there already, in the order given."""
+        unique = list(dict.fromkeys(ids))
+        known, *_ = await self._run(queue, _FIND, *unique)
+        repeated = {id for id in unique if ids.count(id) > 1}
+        return [id for id, first in zip(unique, known, strict=True) if id in repeated or first is not None]
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        """Give up leases that have run out, then lease what is wanted, in one round trip.
+
+        What is in line but is no job, because something else wrote there, is taken out of line and logged.
+        """
+        shares = (wanted.count, wanted.retries, wanted.lowest)
+        words = (HISTORY, EXPIRED, wanted.worker, wanted.ttl_ms, wanted.max_retries, *shares)
+        now, next_ms, mark, expired, broken, claimed = await self._run(queue, _CLAIM, self._clock.offset_ms, *words)
+        for id in broken:
+            _log.error("job %r of queue %r cannot be read and is left out", id.decode(errors="replace"), queue)
+        jobs: list[Job] = []
+        for _, job in claimed_jobs(queue, wanted.worker, int(now), wanted.ttl_ms, claimed):
+            if isinstance(job, Job):
+                jobs.append(job)
+            else:
+                _log.error("%s", job)
+        pairs = zip(expired[::2], expired[1::2], strict=True)
+        return Claimed(
+            jobs,
+            [Expired(id.decode(), has_failed == 1) for id, has_failed in pairs],
+            None if next_ms < 0 else next_ms,
+            mark.decode(),
+        )
+
+    async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
+        """Extend leases; false for each that is stale."""
+        if not leases:
+            return []
+        words = [word for lease in leases for word in (lease.job_id, lease.token)]
+        return [done == 1 for done in await self._run(queue, _RENEW, self._clock.offset_ms, ttl_ms, *words)]
+
+    async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
+        """Apply each settlement; false for each that is stale."""
+        if not settlements:
+            return []
+        words = [word for one in settlements for word in settled(one)]
+        return [done == 1 for done in await self._run(queue, _SETTLE, self._clock.offset_ms, HISTORY, *words)]
+
+    async def replay(self, queue: str, id: str) -> Job | None:
+        """Make a failed job ready again."""
+        return self._changed(queue, id, "replay", await self._run(queue, _REPLAY, self._clock.offset_ms, id))
+
+    async def cancel(self, queue: str, id: str) -> Job | None:
+        """Fail a job that is not finished."""
+        words = (self._clock.offset_ms, HISTORY, CANCELLED, id)
+        return self._changed(queue, id, None, await self._run(queue, _CANCEL, *words))
+
+    async def delete(self, queue: str, id: str) -> Job | None:
+        """Remove a finished job."""
+        return self._changed(queue, id, "delete", await self._run(queue, _DELETE, id))
+
+    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+        """Remove finished jobs that are not to be kept."""
+        if state not in (JobState.SUCCEEDED, JobState.FAILED):
+            return 0
+        age = "" if keep.age is None else f"{keep.age * 1000:.3f}"
+        count = "" if keep.count is None else keep.count
+        return int(await self._run(queue, _PURGE, self._clock.offset_ms, LETTERS[state], age, count))
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
+        """The jobs of these IDs; ``QueueError`` if one of them is there but cannot be read."""
+        if not ids:
+            return []
+        found = list(known_jobs(queue, ids, await self._run(queue, _FIND, *ids)))
+        return [_readable(job) for job in found]
+
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
+        numbers = await self._run(queue, _COUNT)
+        return dict(zip(LETTERS, map(int, numbers), strict=True))
+
+    async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
+        """Jobs in ``state``: ready ones in claim order, those in flight as enqueued, finished ones as they finished.
+
+        What cannot be read is left out and logged.
+        """
+        if cursor is not None and not (isinstance(cursor, str) and _CURSORS[state].fullmatch(cursor)):
+            raise ConfigError(f"cursor must be one that a page gave, not {cursor!r}")
+        after, raw_ids, *known = await self._run(queue, _PAGE, LETTERS[state], count, cursor or "")
+        jobs: list[Job] = []
+        for job in known_jobs(queue, [id.decode() for id in raw_ids], known):
+            if isinstance(job, Job):
+                jobs.append(job)
+            elif job is not None:
+                _log.error("%s", job)
+        return JobPage(jobs, after.decode() or None)
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    async def news(self, queue: str, mark: str, seconds: float) -> None:
+        """Return once something may be claimable, or after ``seconds``; ``QueueError`` if the server fails meanwhile.
+
+        All who wait for a queue in this store share one connection.
+        """
+        watch = self._watch(queue)
+        waiter = await watch.listen(mark)
+        if waiter is None:
+            return
+        try:
+            await self._clock.wait(waiter.event, seconds)
+            waiter.check()
+        finally:
+            watch.leave(waiter)
+
+    async def finished(self, queue: str, id: str, seconds: float | None) -> Job | None:
+        """The job once it is finished; ``QueueError`` if the server fails meanwhile."""
+        deadline = None if seconds is None else self._clock.monotonic() + seconds
+        watch = self._watch(queue)
+        waiter = await watch.expect(id)
+        try:
+            while True:
+                waiter.event.clear()
+                [job] = await self.find(queue, [id])
+                left = _LONG if deadline is None else deadline - self._clock.monotonic()
+                waiter.check()
+                if job is None or job.is_finished or left <= 0:
+                    return job if job is not None and job.is_finished else None
+                await self._clock.wait(waiter.event, min(left, _LONG))
+        finally:
+            watch.leave(waiter, id)
+
+    # --- the server -------------------------------------------------------------------------------------------
+
+    async def _run(self, queue: str, script: Script, *words: str | bytes | int) -> Reply:
+        keys = self._keys.get(queue)
+        if keys is None:
+            keys = self._keys[queue] = JobKeys(queue, self._namespace).all()
+        return await run(self._link, keys[0], script(keys, *words))
+
+    def _changed(self, queue: str, id: str, event: Event | None, reply: Reply) -> Job | None:
+        is_done, *known = reply
+        [found] = known_jobs(queue, [id], known)
+        job = _readable(found)
+        if job is not None and event is not None and not is_done:
+            job.check(event)
+        return job
+
+    def _watch(self, queue: str) -> Watch:
+        watch = self._watches.get(queue)
+        if watch is None or watch.loop is not asyncio.get_running_loop():
+            watch = Watch(self._link, JobKeys(queue, self._namespace), self._forget)
+            self._watches[queue] = watch
+        return watch
+
+    def _forget(self, watch: Watch) -> None:
+        self._watches = {queue: one for queue, one in self._watches.items() if one is not watch}
+
+
+def _readable(found: Job | QueueError | None) -> Job | None:
+    if isinstance(found, QueueError):
+        raise found
+    return found

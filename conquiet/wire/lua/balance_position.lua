@@ -1,0 +1,8 @@
+-- Moves the place up to which a stream was read, if the caller still owns the stream.
+-- KEYS   owners, positions
+-- ARGV   owner, epoch, name, ID up to which all is done
+-- RETURNS 1 moved | 0 somebody else has the stream, or nobody
+--#include balance_state
+if not has(KEYS[1], ARGV[3], ARGV[1], ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+return 1

@@ -1,0 +1,45 @@
+-- Takes streams that nobody has had yet, as many as the caller's share allows, and sets aside what is none.
+-- KEYS   input, owners, leases, epochs, bad, members, mutex (the beginning of its keys)
+-- ARGV   group, owner, ttl ms, offset ms, most, how many it has, hungry ('1': its share does not matter)
+-- RETURNS {streams as {name, entry, epoch, entry ID}, set aside, merged, deferred, ID of the last entry}
+--         deferred: 1 if others are to have what there may be
+--#include clock
+--#include balance_state
+--#include balance_entry
+local input, owners, leases, epochs, bad, members, mutex = unpack(KEYS)
+local group, owner, ttl, offset, most, has_now, hungry = unpack(ARGV)
+local now = now_ms(offset)
+most, has_now = tonumber(most), tonumber(has_now)
+
+local room = most
+if hungry ~= '1' then
+  local alive = redis.call('ZCOUNT', members, string.format('(%.0f', now - tonumber(ttl)), '+inf')
+  local unfinished = math.max(redis.call('HLEN', owners), redis.call('ZCARD', leases) + 1)
+  room = math.min(most, math.ceil(unfinished / math.max(alive, 1)) - has_now)
+end
+
+local taken, aside, merged = {}, 0, 0
+local reply = room > 0
+  and redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', room, 'STREAMS', input, '>')
+for _, entry in ipairs(reply and reply[1][2] or {}) do
+  local id, fields = entry[1], entry[2]
+  local value = value_of(fields)
+  local name, reason = name_in(value)
+  if not name then
+    set_aside(input, group, bad, id, fields, reason)
+    aside = aside + 1
+  else
+    local known, _, holder = state_of(owners, name)
+    if known and known ~= id then
+      forget_entry(input, group, id) -- somebody handed it in twice, past the check
+      merged = merged + 1
+    elseif known and is_held(leases, name, holder, now) then
+      redis.call('XCLAIM', input, group, holder, 0, id, 'JUSTID') -- claimed before it was ever delivered
+    else
+      local epoch = give(owners, leases, epochs, mutex, name, id, owner, ttl, now)
+      taken[#taken + 1] = {name, value, epoch, id}
+    end
+  end
+end
+local last = redis.call('XREVRANGE', input, '+', '-', 'COUNT', 1)[1]
+return {taken, aside, merged, room < most and 1 or 0, last and last[1] or '0-0'}

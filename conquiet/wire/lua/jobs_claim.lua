@@ -1,0 +1,150 @@
+-- Gives up leases that have run out, lets jobs whose time has come get in line, and leases what is wanted.
+-- KEYS   all of the queue's, as in the fragment jobs_keys
+-- ARGV   offset ms, longest history, error of an expired lease, worker, ttl ms, most retries, then how many jobs, how
+--        many of them first to those tried before, and how many then to those of the lowest priority
+-- RETURNS {now ms, ms until more may be there or -1, mark, {ID, 1 if failed else 0... of the expired},
+--        {IDs that are no jobs and were taken out of line...},
+--        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
+--#include clock
+--#include jobs_keys
+--#include jobs_record
+--#include jobs_change
+local offset, history, lapsed, worker, ttl, max_retries, count, from_tried, from_lowest = unpack(ARGV)
+local now = now_ms(offset)
+local expired, broken, moved = {}, {}, 0
+-- What one call moves at most: leases that ran out, and jobs that fell due.
+local most_expired, most_due = 500, 1000
+
+local late = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, most_expired, 'WITHSCORES')
+if #late > 0 then
+  local ids = {}
+  for at = 1, #late, 2 do ids[#ids + 1] = late[at] end
+  for at, text in ipairs(values_of(records, ids)) do
+    local id, lapse = ids[at], tonumber(late[2 * at])
+    local job = text and parsed(id, text)
+    if job and job.state == 'I' then
+      note_error(job, lapsed, lapsed, lapse, tonumber(history))
+      if job.attempts > tonumber(job.most == '-' and max_retries or job.most) then
+        fail(job, now)
+      else
+        job.state, job.ready = 'R', lapse
+        line_up(job, now)
+      end
+      keep(id, written(job))
+      expired[#expired + 1] = id
+      expired[#expired + 1] = job.state == 'F' and 1 or 0
+    else
+      broken[#broken + 1] = id
+    end
+    unleased[#unleased + 1] = id
+  end
+end
+local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, most_due)
+for _, place in ipairs(due) do
+  now_ready[#now_ready + 1] = '0'
+  now_ready[#now_ready + 1] = place
+  if string.sub(place, 38, 38) == '1' then
+    now_retries[#now_retries + 1] = '0'
+    now_retries[#now_retries + 1] = place
+  end
+end
+moved = #now_ready
+in_pieces('ZREM', delayed, due)
+in_pieces('ZREM', put_off, due)
+write_down()
+
+-- The places to take, in claim order.
+local function chosen()
+  count, from_tried, from_lowest = tonumber(count), tonumber(from_tried), tonumber(from_lowest)
+  if count <= 0 then return {} end
+  local is_taken, first = {}, {}
+  local function take(places, most)
+    for _, place in ipairs(places) do
+      if most <= 0 then break end
+      if not is_taken[place] then
+        is_taken[place] = true
+        first[#first + 1] = place
+        most = most - 1
+      end
+    end
+  end
+  if from_tried > 0 then take(redis.call('ZRANGE', retries, 0, from_tried - 1), from_tried) end
+  if from_lowest > 0 then
+    local last = redis.call('ZRANGE', ready, -1, -1)[1]
+    local lowest = last and '[' .. string.sub(last, 1, 10)
+    if last then
+      take(redis.call('ZRANGEBYLEX', ready, lowest, '+', 'LIMIT', 0, #first + from_lowest), from_lowest)
+    end
+  end
+  local head = redis.call('ZRANGE', ready, 0, count - 1)
+  if #first == 0 then return head end
+  local all, left = {}, count - #first
+  for _, place in ipairs(head) do
+    local was_taken = is_taken[place]
+    if was_taken or left > 0 then
+      all[#all + 1] = place
+      is_taken[place] = nil
+      if not was_taken then left = left - 1 end
+    end
+  end
+  local is_sorted = true
+  for _, place in ipairs(first) do
+    if is_taken[place] then
+      all[#all + 1] = place
+      is_sorted = false
+    end
+  end
+  -- They differ in their digits at the latest, so the server's collation has no say in this.
+  if not is_sorted then table.sort(all) end
+  return all
+end
+
+local places, ids, tried = chosen(), {}, {}
+for at, place in ipairs(places) do
+  ids[at] = string.sub(place, 39)
+  if string.sub(place, 38, 38) == '1' then tried[#tried + 1] = place end
+end
+in_pieces('ZREM', ready, places)
+in_pieces('ZREM', retries, tried)
+
+local claimed, texts, leased, holding = {}, {}, {}, {}
+local put, now_text, until_text = 0, string.format('%d', now), string.format('%d', now + tonumber(ttl))
+local begin, begun_with, by_worker = nil, nil, ' ' .. #worker .. ' ' .. worker
+local firsts, known = values_of(jobs, ids), values_of(records, ids)
+for at, id in ipairs(ids) do
+  local text, first, counts = nil, firsts[at], ''
+  local since, token
+  if first then since, token = since_first(first) end
+  if since and not known[at] then
+    if token ~= begun_with then
+      begun_with, begin = token, string.format('I - 1 %d %s ', tonumber(token) + 1, now_text)
+    end
+    text = begin .. since .. by_worker
+  elseif since then
+    local job = parsed(id, known[at])
+    if job and job.state == 'R' then
+      job.state, job.attempts, job.token = 'I', job.attempts + 1, job.token + 1
+      job.worker, job.claimed = worker, now_text
+      text, counts = written(job), string.format('%d %d %d', job.attempts, job.token, job.ready)
+    end
+  end
+  if text then
+    texts[put + 1], texts[put + 2] = id, text
+    leased[put + 1], leased[put + 2] = until_text, id
+    holding[put + 1], holding[put + 2] = string.sub(places[at], 26, 37), id
+    claimed[2 * put + 1], claimed[2 * put + 2], claimed[2 * put + 3] = id, first, counts
+    claimed[2 * put + 4] = counts ~= '' and redis.call('HGET', errors, id)
+    put = put + 2
+  else
+    broken[#broken + 1] = id
+  end
+end
+in_pieces('HSET', records, texts)
+in_pieces('ZADD', leases, leased)
+in_pieces('ZADD', held, holding)
+
+-- Others may have looked before this call found these jobs, and have not been told of them.
+if moved > 0 and redis.call('EXISTS', ready) == 1 then tell() end
+local next_at, last_news = earliest(), redis.call('XREVRANGE', news, '+', '-', 'COUNT', 1)[1]
+local next_ms = next_at < math.huge and math.max(0, next_at - now) or -1
+return {now_text, next_ms, last_news and last_news[1] or '0-0', expired, broken, claimed}

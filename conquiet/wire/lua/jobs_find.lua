@@ -1,0 +1,7 @@
+-- All that is known of jobs.
+-- KEYS   all of the queue's, as in the fragment jobs_keys
+-- ARGV   IDs...
+-- RETURNS {{first writing or nil...}, {record or nil...}, {errors or nil...}, {until when leased ms or nil...}}
+--#include jobs_keys
+--#include jobs_record
+return known_of(ARGV)

@@ -1,0 +1,79 @@
+-- Fragment: what is kept of a job, and how it is written. Needs the fragment jobs_keys.
+--   jobs     "enqueued ready priority sequence most token\n", then the payload; written once. Times are ms, priority
+--            has 10 digits and is the lower the sooner, sequence has 12 digits, most is "-" or the job's own limit of
+--            retries, token is what it begins with.
+--   records  "state finished attempts token claimed ready priority sequence most length ", then worker and result.
+--            There is none while a job has never been claimed or cancelled. state is R, I, S or F, and "-" stands for
+--            a time or a worker's length that there is not.
+--   errors   "count length\n", the last error, then for each failed attempt
+--            "number started ended length length\n", its worker and its error.
+--   ready... members: priority, ready in 15 digits, sequence, "1" if tried before else "0", ID: in claim order.
+
+local function in_digits(ms)
+  return string.format('%015d', ms)
+end
+
+-- A record as a table; nil if it is none.
+local function parsed(id, text)
+  local state, finished, attempts, token, claimed, since, priority, number, most, length, body =
+    string.match(text, '^([RISF]) (%S+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$')
+  if not state then return nil end
+  return {
+    id = id, state = state, finished = finished, attempts = tonumber(attempts), token = tonumber(token),
+    claimed = claimed, ready = tonumber(since), priority = priority, number = number, most = most,
+    worker = length ~= '-' and string.sub(body, 1, tonumber(length)) or nil,
+  }
+end
+
+-- The record of a job that has none yet; nil if what was written at first is no job.
+local function unwritten(id, first)
+  local since, priority, number, most, token = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) (%d+)\n')
+  if not since then return nil end
+  return {
+    id = id, state = 'R', finished = '-', attempts = 0, token = tonumber(token),
+    claimed = '-', ready = tonumber(since), priority = priority, number = number, most = most,
+  }
+end
+
+local function written(job)
+  local worker = job.worker
+  return string.format(
+    '%s %s %d %d %s %d %s %s %s ', job.state, job.finished, job.attempts, job.token, job.claimed, job.ready,
+    job.priority, job.number, job.most
+  ) .. (worker and #worker or '-') .. ' ' .. (worker or '')
+end
+
+-- What follows the claimed time in the record of a job whose first writing this is, up to its worker; and its token.
+local function since_first(first)
+  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) (%d+)\n')
+end
+
+-- Notes that jobs are removed which had tokens up to this one: a new job under the same ID begins with it, so that no
+-- token of the former one is ever good again.
+local function retire(token)
+  if token > tonumber(redis.call('GET', highest) or 0) then redis.call('SET', highest, token) end
+end
+
+-- Where a job stands among all that are ready; the same as long as it is.
+local function place_of(job)
+  return job.priority .. in_digits(job.ready) .. job.number .. (job.attempts > 0 and '1' or '0') .. job.id
+end
+
+-- The job of an ID: its record or, if it has none yet, as it was at first; nil if there is no such job.
+local function job_of(id)
+  local text = redis.call('HGET', records, id)
+  if text then return parsed(id, text) end
+  local first = redis.call('HGET', jobs, id)
+  return first and unwritten(id, first) or nil
+end
+
+-- All that is known of jobs: {first writings, records, errors, until when leased}.
+local function known_of(ids)
+  local untils = {}
+  for from = 1, #ids, 4000 do
+    for _, score in ipairs(redis.call('ZMSCORE', leases, unpack(ids, from, math.min(from + 3999, #ids)))) do
+      untils[#untils + 1] = score
+    end
+  end
+  return {values_of(jobs, ids), values_of(records, ids), values_of(errors, ids), untils}
+end

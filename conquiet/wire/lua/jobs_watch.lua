@@ -1,0 +1,11 @@
+-- Asks for word of jobs that end, for a while, and tells from where on to listen.
+-- KEYS   all of the queue's, as in the fragment jobs_keys
+-- ARGV   for how long ms
+-- RETURNS {ID of the last news, ID of the last word of an end}
+--#include jobs_keys
+local function last_of(stream)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  return last and last[1] or '0-0'
+end
+redis.call('SET', watched, '', 'PX', ARGV[1])
+return {last_of(news), last_of(ended)}

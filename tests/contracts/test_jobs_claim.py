@@ -1,0 +1,381 @@
+"""Claiming: in which order, how many, what stays invisible, and who gets what when many claim."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, Reject
+from conquiet.kit.clock import ManualClock
+from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
+from tests.rigs.waiting import LONG
+
+pytest_plugins = ("tests.contracts.jobs_fixtures",)
+
+
+async def retries(jobs: JobQueue, clock: ManualClock, *ids: str, priority: int = 0) -> None:
+    """Jobs that were tried and failed once, and are due again."""
+    await jobs.enqueue_many([JobSpec(id, id, priority=priority) for id in ids])
+    claimed = await jobs.claim(len(ids))
+    assert [job.id for job in claimed] == list(ids)
+    await jobs.nack(*claimed, error="once")
+    clock.advance(DELAY + 1)
+
+
+async def fresh(jobs: JobQueue, *ids: str, priority: int = 0) -> None:
+    await jobs.enqueue_many([JobSpec(id, id, priority=priority) for id in ids])
+
+
+def names(letter: str, count: int) -> list[str]:
+    return [f"{letter}{n}" for n in range(count)]
+
+
+def ids_of(claimed: Sequence[Job]) -> list[str]:
+    return [job.id for job in claimed]
+
+
+# --- what a claim does ------------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_leases(jobs: JobQueue) -> None:
+    """spec 5: Claim: atomic update of the status to InFlight, assign lease token; leased to a specific worker (J32)."""
+    id = await jobs.enqueue({"a": 1})
+    job = await only(jobs, worker="w-1")
+    assert (job.id, job.state, job.worker, job.lease_token, job.attempts) == (id, JobState.IN_FLIGHT, "w-1", 1, 1)
+    assert job.claimed_ms is not None
+    assert job.lease_ms == job.claimed_ms + TTL * 1000
+    assert job.claimed_ms >= job.enqueued_ms
+    assert await jobs.get(id) == job
+
+
+async def test_a_claim_without_a_worker_names_the_process(jobs: JobQueue) -> None:
+    await jobs.enqueue(1)
+    assert (await only(jobs)).worker
+
+
+async def test_a_claimed_job_is_invisible(jobs: JobQueue) -> None:
+    """spec 5: Visibility: jobs are invisible to other workers while leased (in-flight)."""
+    await jobs.enqueue(1)
+    await jobs.claim(worker="one")
+    assert await jobs.claim(5, worker="two") == []
+
+
+async def test_a_succeeded_job_is_never_claimed_again(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Visibility: successful jobs are never re-processed. J31: of succeeded and ready, only the ready."""
+    await fresh(jobs, "a", "b")
+    await jobs.ack(await only(jobs))
+    assert ids_of(await jobs.claim(5)) == ["b"]
+    clock.advance(10 * TTL)
+    assert ids_of(await jobs.claim(5)) == ["b"]
+
+
+async def test_a_failed_job_is_never_claimed_again(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: States: Failed: exceeded max retries and will not be processed again."""
+    await jobs.enqueue(1, max_retries=0)
+    await jobs.nack(await only(jobs))
+    clock.advance(10 * TTL)
+    assert await jobs.claim(5) == []
+
+
+async def test_a_claim_takes_no_more_than_it_was_asked_for(jobs: JobQueue) -> None:
+    await fresh(jobs, *names("j", 7))
+    assert [len(await jobs.claim(3)) for _ in range(4)] == [3, 3, 1, 0]
+
+
+async def test_a_claim_takes_what_there_is(jobs: JobQueue) -> None:
+    """J30: 2 jobs and room for 10 give 2."""
+    await fresh(jobs, "a", "b")
+    assert len(await jobs.claim(10)) == 2
+
+
+async def test_of_an_empty_queue_nothing_is_claimed(jobs: JobQueue) -> None:
+    assert await jobs.claim(10) == []
+    assert await tally(jobs) == (0, 0, 0, 0)
+
+
+async def test_many_can_be_claimed_at_once(jobs: JobQueue) -> None:
+    ids = await jobs.enqueue_many(range(1500))
+    claimed = await jobs.claim(1200)
+    assert ids_of(claimed) == ids[:1200]
+    assert {job.lease_token for job in claimed} == {1}
+    assert await tally(jobs) == (300, 1200, 0, 0)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+async def test_first_in_first_out(jobs: JobQueue) -> None:
+    """spec 5: Ordering: jobs within a single queue are processed in FIFO order by default."""
+    ids = [await jobs.enqueue(n, job_id=f"{(n * 7) % 10}-{n}") for n in range(10)]
+    assert ids_of(await jobs.claim(4) + await jobs.claim(3) + await jobs.claim(3)) == ids
+
+
+async def test_a_larger_priority_is_sooner(jobs: JobQueue) -> None:
+    """spec 5: Ordering: priority settings may alter ordering within a queue."""
+    for id, priority in [("low", -1), ("a", 0), ("high", 5), ("b", 0), ("higher", 1_000_000), ("lowest", -1_000_000)]:
+        await jobs.enqueue(id, job_id=id, priority=priority)
+    assert ids_of(await jobs.claim(6)) == ["higher", "high", "a", "b", "low", "lowest"]
+
+
+async def test_the_answer_of_a_claim_is_in_order_whoever_had_a_share(jobs: JobQueue, clock: ManualClock) -> None:
+    await retries(jobs, clock, "tried")
+    await fresh(jobs, "low", priority=-1)
+    await fresh(jobs, *names("high", 10), priority=1)
+    assert ids_of(await jobs.claim(5)) == ["high0", "high1", "high2", "tried", "low"]
+
+
+async def test_within_a_priority_who_became_claimable_first_is_first(jobs: JobQueue, clock: ManualClock) -> None:
+    await jobs.enqueue(1, job_id="later", delay=60)
+    await jobs.enqueue(1, job_id="sooner", delay=30)
+    clock.advance(45)
+    await jobs.enqueue(1, job_id="now")
+    clock.advance(45)
+    assert ids_of(await jobs.claim(5)) == ["sooner", "now", "later"]
+
+
+async def test_a_retry_lines_up_by_when_it_is_due(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Real-Time Ordering: strict FIFO is not maintained across retries."""
+    await fresh(jobs, "tried", "b")
+    await jobs.nack((await jobs.claim(1))[0])
+    clock.advance(DELAY / 2)
+    await fresh(jobs, "c")
+    clock.advance(DELAY)
+    await fresh(jobs, "d")
+    assert ids_of(await jobs.claim(10)) == ["b", "c", "tried", "d"]
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fifth_of_a_claim_goes_to_retries(jobs: JobQueue, clock: ManualClock) -> None:
+    """J25: of 10 places, with 5 retries due and 20 fresh jobs before them, 2 + 8; all leased, none waiting any more."""
+    await jobs.enqueue_many([JobSpec(n, f"t{n}") for n in range(5)])
+    tried = await jobs.claim(5)
+    await fresh(jobs, *names("f", 20))
+    await jobs.nack(*tried)
+    clock.advance(DELAY + 1)
+    claimed = await jobs.claim(10)
+    assert ids_of(claimed) == [*names("f", 8), "t0", "t1"]
+    assert {(job.state, job.retry_at) for job in claimed} == {(JobState.IN_FLIGHT, None)}
+    assert all(job.lease_expires_at for job in claimed)
+
+
+async def test_of_four_places_one_goes_to_a_retry(jobs: JobQueue, clock: ManualClock) -> None:
+    """J26: a fifth of 4 is less than 1, but it is 1."""
+    await jobs.enqueue_many([JobSpec(n, f"t{n}") for n in range(3)])
+    tried = await jobs.claim(3)
+    await fresh(jobs, *names("f", 9))
+    await jobs.nack(*tried)
+    clock.advance(DELAY + 1)
+    assert ids_of(await jobs.claim(4)) == ["f0", "f1", "f2", "t0"]
+
+
+async def test_retries_fill_what_nobody_else_wants(jobs: JobQueue, clock: ManualClock) -> None:
+    """J27: if only retries are due, they fill the claim."""
+    await retries(jobs, clock, *names("t", 8))
+    assert ids_of(await jobs.claim(6)) == names("t", 6)
+
+
+async def test_only_what_is_due_is_claimed(jobs: JobQueue, clock: ManualClock) -> None:
+    """J28, J29: 5 due retries, 1 of the future, 1 given up and 2 fresh: of 6 places, 4 + 2."""
+    await retries(jobs, clock, *names("t", 5))
+    await fresh(jobs, "dead", priority=9)
+    await jobs.nack(await only(jobs), error=Reject("not ours"))
+    await jobs.enqueue(1, job_id="future", priority=9)
+    await jobs.nack(await only(jobs), delay=1000)
+    await fresh(jobs, "f0", "f1")
+    claimed = ids_of(await jobs.claim(6))
+    assert len(claimed) == 6
+    assert {"dead", "future"}.isdisjoint(claimed)
+    assert len(await jobs.claim(6)) == 1, "the one that had no place"
+    left = await jobs.get("future")
+    assert left is not None
+    assert (left.state, left.lease_token) == (JobState.READY, 1)
+
+
+async def test_a_fifth_of_a_claim_goes_to_the_lowest_priority(jobs: JobQueue) -> None:
+    """So that no stream of more urgent jobs keeps it waiting for ever."""
+    await fresh(jobs, *names("low", 5), priority=-5)
+    await fresh(jobs, *names("mid", 20), priority=0)
+    await fresh(jobs, *names("high", 20), priority=5)
+    assert ids_of(await jobs.claim(10)) == [*names("high", 8), "low0", "low1"]
+    assert ids_of(await jobs.claim(3)) == ["high8", "high9", "low2"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_nobody_starves_however_small_the_claims(jobs: JobQueue, clock: ManualClock, count: int) -> None:
+    """A retry and a low priority, with always something more urgent and fresh: both are claimed before long."""
+    await retries(jobs, clock, "tried")
+    await fresh(jobs, "low", priority=-1)
+    got: set[str] = set()
+    for round in range(30):
+        await fresh(jobs, *(f"urgent-{round}-{n}" for n in range(count)), priority=7)
+        claimed = await jobs.claim(count)
+        assert len(claimed) == count
+        got.update(ids_of(claimed))
+    assert {"tried", "low"} <= got
+    assert len(got) == 30 * count
+
+
+async def test_shares_do_not_hold_places_that_nobody_needs(jobs: JobQueue) -> None:
+    await fresh(jobs, *names("j", 10))
+    assert ids_of(await jobs.claim(10)) == names("j", 10)
+
+
+# --- waiting for one --------------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_may_wait_for_a_job(jobs: JobQueue) -> None:
+    waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    id = await jobs.enqueue(1)
+    assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
+
+
+async def test_a_claim_that_waits_gets_a_delayed_job_when_it_is_due(jobs: JobQueue, clock: ManualClock) -> None:
+    id = await jobs.enqueue(1, delay=100)
+    waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
+    await asyncio.sleep(0.05)
+    clock.advance(101)
+    assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
+
+
+async def test_a_claim_that_waits_gets_a_job_whose_lease_runs_out(jobs: JobQueue, clock: ManualClock) -> None:
+    id = await jobs.enqueue(1)
+    await jobs.claim()
+    waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
+    await asyncio.sleep(0.05)
+    clock.advance(TTL + 1)
+    assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
+
+
+@pytest.mark.parametrize("how", ["nack", "release", "replay"])
+async def test_a_claim_that_waits_gets_a_job_that_came_back(jobs: JobQueue, how: str) -> None:
+    id = await jobs.enqueue(1)
+    job = await only(jobs)
+    if how == "replay":
+        await jobs.cancel(id)
+    waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
+    await asyncio.sleep(0.05)
+    if how == "nack":
+        await jobs.nack(job, delay=0)
+    elif how == "release":
+        await jobs.release(job)
+    else:
+        await jobs.replay(id)
+    assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
+
+
+@pytest.mark.parametrize("how", ["nack", "enqueue"])
+async def test_a_claim_that_waits_learns_of_what_was_put_off_meanwhile(
+    jobs: JobQueue, clock: ManualClock, how: str
+) -> None:
+    await jobs.enqueue(1, job_id="a")
+    job = await only(jobs)
+    await jobs.enqueue(1, job_id="far", delay=3000)
+    waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
+    await asyncio.sleep(0.05)
+    if how == "nack":
+        await jobs.nack(job, delay=10)
+    else:
+        await jobs.ack(job)
+        await jobs.enqueue(1, job_id="b", delay=10)
+    await asyncio.sleep(0.05)
+    clock.advance(11)
+    assert ids_of(await asyncio.wait_for(waiting, LONG)) == ["a" if how == "nack" else "b"]
+
+
+async def test_a_claim_waits_no_longer_than_it_was_told(jobs: JobQueue, clock: ManualClock) -> None:
+    waiting = asyncio.ensure_future(jobs.claim(timeout=60))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    clock.advance(61)
+    assert await asyncio.wait_for(waiting, LONG) == []
+
+
+async def test_of_many_who_wait_each_job_goes_to_one(jobs: JobQueue) -> None:
+    waiting = [asyncio.ensure_future(jobs.claim(timeout=3600)) for _ in range(4)]
+    await asyncio.sleep(0.05)
+    ids = [await jobs.enqueue(n) for n in range(4)]
+    claimed = await asyncio.wait_for(asyncio.gather(*waiting), LONG)
+    assert sorted(job.id for [job] in claimed) == sorted(ids)
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+async def test_claimers_never_get_the_same_job(jobs: JobQueue) -> None:
+    """spec 5: Lease Safety: only one worker can hold a lease on a job at any time."""
+    ids = await jobs.enqueue_many(range(200))
+
+    async def take(worker: str, count: int) -> list[Job]:
+        taken: list[Job] = []
+        while got := await jobs.claim(count, worker=worker):
+            taken += got
+        return taken
+
+    taken = await asyncio.gather(*(take(f"w{n}", n + 1) for n in range(8)))
+    everything = [job for jobs_of_one in taken for job in jobs_of_one]
+    assert sorted(job.id for job in everything) == sorted(ids)
+    assert {job.lease_token for job in everything} == {1}
+
+
+async def test_waiting_for_a_job_hides_it_from_nobody(jobs: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes by while somebody begins to wait for a job's end gets the job, or is told of it at once."""
+    # Notices alone must do: nobody looks for himself once in a while.
+    monkeypatch.setattr("conquiet.jobs.stores.postgres.listening.PATIENCE", 3600.0)
+    for turn in range(60):
+        id = await jobs.enqueue(1)
+        waiting = asyncio.ensure_future(jobs.wait(id, LONG))
+        await asyncio.sleep(turn % 12 * 0.0004)
+        claimed = await asyncio.wait_for(jobs.claim(timeout=3600), LONG)
+        assert ids_of(claimed) == [id]
+        await jobs.ack(*claimed)
+        assert (await asyncio.wait_for(waiting, LONG)).state is JobState.SUCCEEDED
+
+
+async def test_of_many_who_claim_a_lapsed_job_one_gets_it(jobs: JobQueue, clock: ManualClock) -> None:
+    await jobs.enqueue(1)
+    await jobs.claim()
+    clock.advance(TTL + 1)
+    claimed = await asyncio.gather(*(jobs.claim(worker=f"w{n}") for n in range(6)))
+    assert sum(map(len, claimed)) == 1
+    [job] = [job for got in claimed for job in got]
+    assert (job.lease_token, job.attempts) == (2, 2)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "count must be an integer of at least 1, not 0"),
+        ({"count": 1.5}, "count must be an integer of at least 1, not 1.5"),
+        ({"count": True}, "count must be an integer of at least 1, not True"),
+        ({"worker": ""}, "worker must be a non-empty string, not ''"),
+        ({"worker": 7}, "worker must be a non-empty string, not 7"),
+        ({"timeout": -1}, "timeout must be a finite number of at least 0, not -1"),
+        ({"timeout": float("nan")}, "timeout must be a finite number of at least 0, not nan"),
+    ],
+    ids=repr,
+)
+async def test_what_cannot_be_claimed_is_refused(jobs: JobQueue, options: dict[str, Any], message: str) -> None:
+    await jobs.enqueue(1)
+    with pytest.raises(ConfigError, match=message):
+        await jobs.claim(**options)
+    assert await tally(jobs) == (1, 0, 0, 0)
+
+
+async def test_two_objects_of_one_queue_share_its_jobs(site: Site, jobs: JobQueue) -> None:
+    other = site.queue(jobs.name)
+    await fresh(jobs, "a", "b")
+    assert (await only(jobs)).id == "a"
+    job = await only(other)
+    assert job.id == "b"
+    await jobs.ack(job)
+    assert await tally(other) == (0, 1, 1, 0)

@@ -1,0 +1,368 @@
+"""Leases: tokens that fence, heartbeats that extend, and what becomes of a job whose worker is not heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, LeaseError, RetryPolicy, StaleLeaseError
+from conquiet.kit.clock import ManualClock
+from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
+
+pytest_plugins = ("tests.contracts.jobs_fixtures",)
+
+Call = Callable[[JobQueue, Job], Awaitable[object]]
+
+FENCED: Final[dict[str, Call]] = {
+    "ack": lambda jobs, job: jobs.ack(job, result="mine"),
+    "nack": lambda jobs, job: jobs.nack(job, error="mine"),
+    "heartbeat": lambda jobs, job: jobs.heartbeat(job),
+    "release": lambda jobs, job: jobs.release(job),
+}
+
+
+@pytest.fixture(params=FENCED)
+def call(request: pytest.FixtureRequest) -> Call:
+    return FENCED[request.param]
+
+
+async def refused(jobs: JobQueue, call: Call, job: Job) -> None:
+    """``call`` is stale, and leaves the record as it was, to the last field."""
+    before = await jobs.get(job.id)
+    with pytest.raises(StaleLeaseError) as caught:
+        await call(jobs, job)
+    assert (caught.value.job_ids, caught.value.queue) == ((job.id,), jobs.name)
+    assert isinstance(caught.value, LeaseError)
+    assert await jobs.get(job.id) == before
+
+
+# --- fencing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_former_owner_says_changes_nothing(jobs: JobQueue, clock: ManualClock, call: Call) -> None:
+    """spec 5: Fencing: stale lease tokens are rejected; delayed acks/nacks corrupt nothing (J9, J10, J11)."""
+    await jobs.enqueue(1)
+    old = await only(jobs, worker="old")
+    clock.advance(TTL + 1)
+    new = await only(jobs, worker="new")
+    await refused(jobs, call, old)
+    await jobs.ack(new)
+
+
+async def test_a_token_that_nobody_was_given_is_stale(jobs: JobQueue, call: Call) -> None:
+    await jobs.enqueue(1)
+    job = await only(jobs)
+    for token in (0, 2, -1, 2**40):
+        await refused(jobs, call, replace(job, lease_token=token))
+
+
+async def test_what_nobody_claimed_cannot_be_settled(jobs: JobQueue, call: Call) -> None:
+    """spec 5: Ack, Nack: precondition: job status is InFlight. J17: a job without a lease."""
+    await jobs.enqueue(1, job_id="a")
+    job = await jobs.get("a")
+    assert job is not None
+    await refused(jobs, call, job)
+
+
+@pytest.mark.parametrize("end", ["ack", "nack", "cancel", "release", "retry"])
+async def test_what_is_not_in_flight_cannot_be_settled(jobs: JobQueue, call: Call, end: str) -> None:
+    """spec 5: Fencing: all state transitions from InFlight require a valid lease token, and that it is InFlight."""
+    await jobs.enqueue(1, job_id="a", max_retries=1 if end == "retry" else 0)
+    job = await only(jobs)
+    if end == "ack":
+        await jobs.ack(job)
+    elif end in ("nack", "retry"):
+        await jobs.nack(job)
+    elif end == "release":
+        await jobs.release(job)
+    else:
+        assert await jobs.cancel("a")
+    await refused(jobs, call, job)
+
+
+async def test_a_heartbeat_after_the_ack_does_not_bring_the_job_back(jobs: JobQueue) -> None:
+    await jobs.enqueue(1, job_id="a")
+    job = await only(jobs)
+    await jobs.ack(job)
+    with pytest.raises(StaleLeaseError):
+        await jobs.heartbeat(job)
+    assert await tally(jobs) == (0, 0, 1, 0)
+
+
+async def test_what_is_not_there_cannot_be_settled(jobs: JobQueue, call: Call) -> None:
+    await jobs.enqueue(1, job_id="a")
+    job = await only(jobs)
+    await jobs.cancel("a")
+    await jobs.delete("a")
+    with pytest.raises(StaleLeaseError):
+        await call(jobs, job)
+    assert await jobs.get("a") is None
+    assert await tally(jobs) == (0, 0, 0, 0)
+
+
+async def test_the_token_of_a_former_job_of_that_id_is_stale(jobs: JobQueue, call: Call) -> None:
+    """Also once the new one is claimed: an ID may be used again, a token may not."""
+    await jobs.enqueue(1, job_id="a")
+    old = await only(jobs)
+    await jobs.cancel("a")
+    await jobs.delete("a")
+    await jobs.enqueue(2, job_id="a")
+    await refused(jobs, call, old)
+    assert (await only(jobs)).payload == 2
+    await refused(jobs, call, old)
+
+
+async def test_every_claim_has_a_higher_token(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Fencing: each claim generates a new unique lease token; lease version incremented on each claim (J33)."""
+    await jobs.enqueue(1, job_id="a", max_retries=99)
+    tokens: list[int] = []
+    for turn in range(8):
+        job = await only(jobs)
+        tokens.append(job.lease_token)
+        if turn % 4 == 0:
+            await jobs.nack(job, delay=0)
+        elif turn % 4 == 1:
+            await jobs.release(job)
+        elif turn % 4 == 2:
+            clock.advance(TTL + 1)
+        else:
+            await jobs.cancel("a")
+            await jobs.replay("a")
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("what", ["ack", "nack"])
+async def test_the_current_token_is_accepted(jobs: JobQueue, clock: ManualClock, what: str) -> None:
+    """J12, J13, J18: with the stored token, exactly one change."""
+    await jobs.enqueue(1, job_id="a")
+    await jobs.claim()
+    clock.advance(TTL + 1)
+    job = await only(jobs)
+    assert job.lease_token == 2
+    await FENCED[what](jobs, job)
+    after = await jobs.get("a")
+    assert after is not None
+    assert (after.state, after.lease_token) == (JobState.SUCCEEDED if what == "ack" else JobState.READY, 2)
+    assert len(after.failures) == (1 if what == "ack" else 2)
+
+
+async def test_the_token_decides_and_not_the_clock(jobs: JobQueue, clock: ManualClock, call: Call) -> None:
+    """A late word counts while nobody has taken over."""
+    await jobs.enqueue(1, job_id="a")
+    job = await only(jobs)
+    clock.advance(TTL + 1)
+    await call(jobs, job)
+    after = await jobs.get("a")
+    assert after is not None
+    assert after.last_error != "lease expired"
+
+
+# --- heartbeats -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_heartbeat_extends_the_lease_from_now(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Lease Extension: each heartbeat extends LeaseExpiresAt by LeaseTTL (J7)."""
+    await jobs.enqueue(1, job_id="a")
+    job = await only(jobs)
+    clock.advance(TTL / 2)
+    await jobs.heartbeat(job)
+    after = await jobs.get("a")
+    assert after is not None
+    assert after.lease_ms is not None
+    assert job.lease_ms is not None
+    assert TTL / 2 * 1000 <= after.lease_ms - job.lease_ms < TTL * 1000
+    assert replace(after, lease_ms=job.lease_ms) == job
+
+
+async def test_while_heartbeats_come_nobody_else_gets_the_job(jobs: JobQueue, clock: ManualClock) -> None:
+    """J8: periodic heartbeats keep it in flight; when they stop for longer than the TTL, the next claim has it."""
+    await jobs.enqueue(1, job_id="a")
+    job = await only(jobs)
+    for _ in range(5):
+        clock.advance(TTL * 0.7)
+        await jobs.heartbeat(job)
+        assert await jobs.claim() == []
+    clock.advance(TTL + 1)
+    again = await only(jobs)
+    assert (again.id, again.attempts, again.lease_token) == ("a", 2, 2)
+
+
+async def test_many_leases_are_extended_in_one_call(jobs: JobQueue, clock: ManualClock) -> None:
+    await jobs.enqueue_many(range(20))
+    claimed = await jobs.claim(20)
+    clock.advance(TTL * 0.7)
+    await jobs.heartbeat(*claimed)
+    clock.advance(TTL * 0.7)
+    assert await jobs.claim(20) == []
+
+
+async def test_a_heartbeat_of_many_names_those_that_are_lost(jobs: JobQueue, clock: ManualClock) -> None:
+    await jobs.enqueue_many([JobSpec(n, id) for n, id in enumerate("abcd")])
+    claimed = await jobs.claim(4)
+    await jobs.ack(claimed[1])
+    await jobs.cancel("d")
+    clock.advance(TTL / 2)
+    with pytest.raises(StaleLeaseError, match="of job 'b' and 1 more") as caught:
+        await jobs.heartbeat(*claimed)
+    assert caught.value.job_ids == ("b", "d")
+    clock.advance(TTL * 0.7)
+    assert await jobs.claim(4) == [], "the others were extended"
+
+
+async def test_a_heartbeat_for_nothing_is_nothing(jobs: JobQueue) -> None:
+    await jobs.heartbeat()
+    await jobs.ack()
+    await jobs.nack()
+    await jobs.release()
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_that_ran_out_makes_the_job_claimable_again(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: TTL Enforcement: leases expire and jobs become reclaimable after LeaseTTL, with a new token."""
+    await jobs.enqueue({"a": 1}, job_id="a", priority=3)
+    first = await only(jobs, worker="one")
+    clock.advance(TTL - 5)
+    assert await jobs.claim(worker="two") == []
+    clock.advance(6)
+    again = await only(jobs, worker="two")
+    assert (again.id, again.payload, again.priority, again.worker) == ("a", {"a": 1}, 3, "two")
+    assert (again.lease_token, again.attempts) == (first.lease_token + 1, 2)
+
+
+async def test_a_lapsed_job_stays_in_flight_until_somebody_claims(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Lease Expiry: the job remains InFlight in the store, which makes it available to new claims."""
+    await jobs.enqueue(1, job_id="a")
+    await jobs.claim()
+    clock.advance(TTL + 1)
+    assert await tally(jobs) == (0, 1, 0, 0)
+    assert len(await jobs.claim()) == 1
+
+
+async def test_a_lapsed_lease_is_remembered_as_a_failure(jobs: JobQueue, clock: ManualClock) -> None:
+    await jobs.enqueue(1, job_id="a")
+    first = await only(jobs, worker="one")
+    clock.advance(TTL + 100)
+    again = await only(jobs, worker="two")
+    assert again.last_error == "lease expired"
+    [failure] = again.failures
+    assert (failure.number, failure.worker, failure.error) == (1, "one", "lease expired")
+    assert (failure.started_at, failure.ended_at) == (first.claimed_at, first.lease_expires_at)
+
+
+async def test_a_lapsed_job_comes_back_at_once_without_backoff(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Worker Crash: leased jobs become reclaimable after lease expiry; no in-flight work is lost (J34)."""
+    await jobs.enqueue_many([JobSpec(1, "lapsed"), JobSpec(2, "active")])
+    claimed = await jobs.claim(2)
+    clock.advance(TTL / 2)
+    await jobs.heartbeat(claimed[1])
+    clock.advance(TTL / 2 + 1)
+    await jobs.enqueue(3, job_id="fresh")
+    again = await jobs.claim(5)
+    assert [(job.id, job.attempts) for job in again] == [("lapsed", 2), ("fresh", 1)]
+    active = await jobs.get("active")
+    assert active is not None
+    assert (active.state, active.lease_token) == (JobState.IN_FLIGHT, 1)
+
+
+async def test_a_job_whose_leases_always_run_out_fails_in_the_end(jobs: JobQueue, clock: ManualClock) -> None:
+    """spec 5: Retry Bound: at most MaxRetries retries, also for a worker that dies each time (J35)."""
+    await jobs.enqueue(1, job_id="a")
+    for attempt in range(1, 5):
+        assert (await only(jobs)).attempts == attempt
+        clock.advance(TTL + 1)
+    assert await jobs.claim() == []
+    job = await jobs.get("a")
+    assert job is not None
+    assert (job.state, job.attempts, job.last_error) == (JobState.FAILED, 4, "lease expired")
+    assert job.lease_expires_at is None
+    assert job.finished_at is not None
+    assert [failure.number for failure in job.failures] == [1, 2, 3, 4]
+    assert await tally(jobs) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(("own", "policy"), [(0, 3), (None, 0)])
+async def test_without_retries_one_lost_lease_is_the_end(
+    site: Site, clock: ManualClock, own: int | None, policy: int
+) -> None:
+    jobs = site.queue(retry=RetryPolicy(max_retries=policy))
+    await jobs.enqueue(1, job_id="a", max_retries=own)
+    await jobs.claim()
+    clock.advance(TTL + 1)
+    assert await jobs.claim() == []
+    assert await tally(jobs) == (0, 0, 0, 1)
+
+
+async def test_many_lapsed_leases_all_come_back(jobs: JobQueue, clock: ManualClock) -> None:
+    """However many a store gives up in one call."""
+    ids = await jobs.enqueue_many(range(1200))
+    assert len(await jobs.claim(1200)) == 1200
+    clock.advance(TTL + 1)
+    again: set[str] = set()
+    for _ in range(10):
+        again.update(job.id for job in await jobs.claim(1200))
+    assert again == set(ids)
+
+
+async def test_a_lapsed_lease_counts_as_a_retry_for_the_shares(jobs: JobQueue, clock: ManualClock) -> None:
+    await jobs.enqueue(1, job_id="lapsed", priority=-1)
+    await jobs.claim()
+    clock.advance(TTL + 1)
+    await jobs.enqueue_many([JobSpec(n, f"f{n}") for n in range(5)])
+    assert "lapsed" in [job.id for job in await jobs.claim(3)]
+
+
+async def test_leases_are_as_long_as_the_queue_says(site: Site, clock: ManualClock) -> None:
+    """spec 5: Lease Duration: LeaseTTL: duration from claim until lease expires (default: 5s)."""
+    short, long = site.queue(lease_ttl=2), site.queue(lease_ttl=500)
+    for queue in (short, long):
+        await queue.enqueue(1)
+        await queue.claim()
+    clock.advance(3)
+    assert (len(await short.claim()), len(await long.claim())) == (1, 0)
+
+
+async def test_the_defaults_of_a_queue(site: Site) -> None:
+    """spec 5: Lease Duration: default 5s; Retry Policy: default 3, base 500ms, maximum 30s (J22, J23)."""
+    queue = site.plain_queue("defaults")
+    assert queue.lease_ttl == 5.0
+    assert (queue.retry.max_retries, queue.retry.backoff.base, queue.retry.backoff.cap) == (3, 0.5, 30.0)
+    assert queue.retry.backoff.kind == "full_jitter"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lease_ttl": 0}, "lease_ttl must be a positive number of seconds, not 0"),
+        ({"lease_ttl": -1}, "lease_ttl must be a positive number of seconds, not -1"),
+        ({"lease_ttl": float("inf")}, "lease_ttl must be a positive number of seconds, not inf"),
+        ({"lease_ttl": "5"}, "lease_ttl must be a positive number of seconds, not '5'"),
+        ({"name": ""}, "name must be 1 to 200 letters"),
+        ({"name": "a b"}, "name must be 1 to 200 letters, digits, '.', '_' or '-', not 'a b'"),
+        ({"name": "{a}"}, "name must be 1 to 200 letters"),
+        ({"retry": 3}, "retry must be a RetryPolicy, not 3"),
+        ({"retry": RetryPolicy(mode="requeue")}, "mode is for topics: .* 'requeue'"),
+        ({"keep": 3}, "keep must be a Keep, not 3"),
+        ({"keep_failed": None}, "keep_failed must be a Keep, not None"),
+    ],
+    ids=repr,
+)
+def test_what_no_queue_can_be_is_refused(site: Site, options: dict[str, object], message: str) -> None:
+    """J24: construction fails naming the field."""
+    with pytest.raises(ConfigError, match=message):
+        site.plain_queue(**{"name": "q", **options})
+
+
+async def test_the_lease_survives_while_a_retry_of_another_waits(jobs: JobQueue, clock: ManualClock) -> None:
+    """Leases and waiting times do not get in each other's way."""
+    await jobs.enqueue_many([JobSpec(1, "held"), JobSpec(2, "tried")])
+    held, tried = await jobs.claim(2)
+    await jobs.nack(tried)
+    clock.advance(DELAY + 1)
+    assert [job.id for job in await jobs.claim(5)] == ["tried"]
+    await jobs.ack(held)
+    assert await tally(jobs) == (0, 1, 1, 0)

@@ -1,0 +1,3 @@
+"""The jobs room."""
+
+from __future__ import annotations

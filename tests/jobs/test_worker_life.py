@@ -1,0 +1,112 @@
+"""How a worker begins and ends, how it is known and what it can be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from conquiet import ConfigError, JobState, JobWorker
+from tests.contracts.jobs_flavours import Recorder, serving
+from tests.jobs.working import Gate, Watched, queue_in, working
+from tests.rigs.waiting import LONG, eventually
+
+
+async def test_a_worker_that_was_stopped_before_it_runs_does_nothing() -> None:
+    """B12: harmless, and it can run afterwards."""
+    queue, seen = queue_in(), Recorder()
+    await queue.enqueue(1)
+    worker = JobWorker(queue, seen, handle_signals=False)
+    worker.stop()
+    await asyncio.wait_for(worker.run(), LONG)
+    assert seen.jobs == []
+    assert await queue.counts() == {**dict.fromkeys(JobState, 0), JobState.READY: 1}
+    async with serving(worker):
+        await seen.saw(1)
+
+
+async def test_a_worker_may_be_stopped_again_and_again() -> None:
+    """J21: a second stop is nothing."""
+    worker = JobWorker(queue_in(), Recorder(), handle_signals=False)
+    async with serving(worker):
+        worker.stop()
+        worker.stop()
+    assert not worker.health().healthy
+
+
+async def test_a_worker_may_be_stopped_by_another_thread() -> None:
+    worker = JobWorker(queue_in(), Recorder(), handle_signals=False)
+    running = asyncio.ensure_future(worker.run())
+    await eventually(lambda: worker.health().healthy, "it runs")
+    await asyncio.to_thread(worker.stop)
+    await asyncio.wait_for(running, LONG)
+
+
+async def test_a_worker_runs_once_at_a_time() -> None:
+    worker = JobWorker(queue_in(), Recorder(), handle_signals=False)
+    async with serving(worker):
+        await eventually(lambda: worker.health().healthy, "it runs")
+        with pytest.raises(ConfigError, match="the worker runs already"):
+            await worker.run()
+        assert worker.health().healthy
+
+
+def test_a_worker_may_run_on_one_loop_after_the_other() -> None:
+    store = Watched()
+    queue, seen = queue_in(store), Recorder()
+    worker = JobWorker(queue, seen, handle_signals=False)
+
+    async def work(payload: int) -> None:
+        async with serving(worker):
+            await queue.wait(await queue.enqueue(payload), LONG)
+            await eventually(lambda: worker.inflight == 0, "idle")
+            await asyncio.sleep(0.1)
+
+    for number in range(3):
+        asyncio.run(work(number))
+    assert seen.payloads == [0, 1, 2]
+    assert len(store.asked) < 30, "between jobs it waits, on each loop"
+
+
+async def test_health_tells_how_it_is() -> None:
+    queue, gate = queue_in(), Gate()
+    worker = JobWorker(queue, gate, handle_signals=False)
+    assert (worker.health().healthy, worker.inflight) == (False, 0)
+    async with serving(worker):
+        await queue.enqueue(1)
+        await gate.entered(1)
+        health = worker.health()
+        assert (health.healthy, health.inflight, health.failures) == (True, 1, 0)
+        gate.open()
+    assert not worker.health().healthy
+
+
+async def test_a_worker_has_a_name() -> None:
+    queue, seen = queue_in(), Recorder()
+    assert JobWorker(queue, seen).name
+    await queue.enqueue(1)
+    async with working(queue, seen, name="w-7") as worker:
+        await seen.saw(1)
+        assert worker.name == seen.jobs[0].worker == "w-7"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": "q"}, "queue must be a JobQueue, not 'q'"),
+        ({"handler": "h"}, "handler must be callable, not 'h'"),
+        ({"concurrency": 0}, "concurrency must be an integer of at least 1, not 0"),
+        ({"concurrency": 1.5}, "concurrency must be an integer of at least 1, not 1.5"),
+        ({"execution_timeout": 0}, "execution_timeout must be a positive number of seconds, not 0"),
+        ({"execution_timeout": "1"}, "execution_timeout must be a positive number of seconds, not '1'"),
+        ({"drain_timeout": -1}, "drain_timeout must be a finite number of at least 0, not -1"),
+        ({"name": ""}, "name must be a non-empty string, not ''"),
+        ({"handle_signals": 1}, "handle_signals must be True or False, not 1"),
+    ],
+    ids=repr,
+)
+def test_what_no_worker_can_be_is_refused(options: dict[str, Any], message: str) -> None:
+    """J24: construction fails naming the field."""
+    with pytest.raises(ConfigError, match=message):
+        JobWorker(**{"queue": queue_in(), "handler": Recorder(), **options})
