@@ -44,6 +44,8 @@ class Consumer:
         self._background = Background()
         self._renewals = 0
         self._giving = False
+        self._leaving: list[StreamLease] = []
+        """What is being given to others."""
         self._is_recovering = True
         """Whether it has not looked yet for all that was lost before it began."""
 
@@ -63,7 +65,7 @@ class Consumer:
     async def aclose(self, *, was_open: bool) -> None:
         """Look for nothing more, let handlers end, release everything, and leave."""
         await self._background.aclose()
-        leases = self.holding.leases()
+        leases = [*self.holding.leases(), *self._leaving]
         for lease in leases:
             self.holding.drop(lease)
         if self.runner is not None:
@@ -215,12 +217,15 @@ class Consumer:
             for lease in leases:
                 if not self.holding.drop(lease):
                     continue
+                self._leaving.append(lease)
                 self.outlet.put(StreamDisowned(lease.stream, lease.info, lease.epoch, "given to others"))
                 if self.runner is not None:
                     await self.runner.stop(lease)
                 await self._ledger.release([(lease.stream, lease.epoch)])
+                self._leaving.remove(lease)
                 self._gone("released")
         except QueueError as error:
             _log.warning("cannot give streams away, their leases run out: %s", error)
+            self._leaving.clear()
         finally:
             self._giving = False

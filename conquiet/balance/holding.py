@@ -77,7 +77,7 @@ class Holding:
     def add(self, given: Given, asked: float) -> StreamLease:
         """Hold what was asked for at local time ``asked``; renewed from now on."""
         inner = Lease.acquired(given.stream, self._ledger.owner, given.epoch, self._ledger.ttl, asked)
-        lease = self._lease(given, self._ledger, inner, self._progress_timeout)
+        lease = self._lease(given, self._ledger, inner)
         self._held[given.stream] = (lease, inner)
         return lease
 
@@ -135,7 +135,9 @@ class Holding:
     def _gets_on(self, lease: StreamLease, now: float) -> bool:
         if lease in self._ending:
             return False
-        return self._progress_timeout is None or now - lease.progressed_at < self._progress_timeout
+        if self._progress_timeout is None or lease.waiting:
+            return True
+        return now - lease.progressed_at < self._progress_timeout
 
     def _after_beat(self, gone: Iterable[StreamLease], renewed: Renewed) -> None:
         for lease in gone:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from conquiet.balance.ledger import Given, Ledger
-from conquiet.errors import ConfigError, StreamNotOwnedError
+from conquiet.errors import ConfigError, QueueError, StreamNotOwnedError
 from conquiet.kit import rules
 from conquiet.message import QueueMessage
 from conquiet.wire.interrupt import Interrupt
@@ -29,16 +29,16 @@ class StreamLease:
     lost it can commit nothing. What was read and not committed is read again by the next owner.
     """
 
-    def __init__(self, given: Given, ledger: Ledger, lease: Lease, progress_timeout: float | None = None) -> None:
+    def __init__(self, given: Given, ledger: Ledger, lease: Lease) -> None:
         self._given = given
         self._ledger = ledger
         self._lease = lease
         self._interrupt = Interrupt()
         self._last: str | None = None
-        # Waiting for entries is getting on with it, which somebody has to say from time to time.
-        self._wait_ms = _WAIT_MS if progress_timeout is None else max(1, min(_WAIT_MS, int(progress_timeout * 300)))
         self.progressed_at = ledger.clock.monotonic()
         """Local time of the last sign that the holder gets on with it."""
+        self.waiting = 0
+        """How many reads wait for entries: who waits is not stuck."""
 
     @property
     def stream(self) -> str:
@@ -84,10 +84,17 @@ class StreamLease:
         command = ["XREAD", "COUNT", count, *(() if block_ms is None else ("BLOCK", block_ms))]
         words = pack(*command, "STREAMS", self.stream, self._last)
         link = self._ledger.link
-        if block_ms is None:
-            reply = await link.call(self.stream, words)
-        else:
-            reply = await link.wait(self.stream, words, block_ms / 1000, self._interrupt)
+        self.waiting += 1
+        try:
+            if block_ms is None:
+                reply = await link.call(self.stream, words)
+            else:
+                reply = await link.wait(self.stream, words, block_ms / 1000, self._interrupt)
+        except QueueError:
+            self._check()  # at the end the connection may be gone first
+            raise
+        finally:
+            self.waiting -= 1
         self._check()
         found = [QueueMessage(self.stream, "", id.decode(), fields) for id, fields in read_entries_of(reply)]
         if found:
@@ -101,7 +108,7 @@ class StreamLease:
         id = message.id if isinstance(message, QueueMessage) else message
         if isinstance(message, QueueMessage) and message.stream != self.stream:
             raise ConfigError(f"{message!r} is not of stream {self.stream!r}")
-        if not isinstance(id, str) or not _ID.fullmatch(id):
+        if not isinstance(id, str) or not _ID.fullmatch(id) or max(map(int, id.split("-"))) >= 2**64:
             raise ConfigError(f"message must be an entry or its ID, as in '1526919030474-55', not {message!r}")
         await self._ledger.move(self.stream, self.epoch, id)
         self.progress()
@@ -114,7 +121,7 @@ class StreamLease:
         done: QueueMessage | None = None
         try:
             while True:
-                for message in await self.read(_PAGE, self._wait_ms):
+                for message in await self.read(_PAGE, _WAIT_MS):
                     if done is not None:
                         await self.commit(done)
                     done = message

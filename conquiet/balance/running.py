@@ -62,16 +62,20 @@ class Runner:
 
     async def aclose(self) -> None:
         """Stop with all."""
-        await self._stop(list(self._tasks))
+        await self._stop({**self._tasks, **self._work})
         if self._threads is not None:
             self._threads.close()
 
     async def _stop(self, leases: Iterable[StreamLease]) -> None:
         ending: list[asyncio.Future[Any]] = []
         for lease in leases:
-            if (task := self._tasks.get(lease)) is not None and task is not asyncio.current_task():
-                task.cancel()
-                ending += [task, *([self._work[lease]] if lease in self._work else [])]
+            task, work = self._tasks.get(lease), self._work.get(lease)
+            if task is not None and task is not asyncio.current_task():
+                if not task.cancelling():  # once, or its clean-up would be cut off
+                    task.cancel()
+                ending.append(task)
+            if work is not None:
+                ending.append(work)
         if ending:
             await asyncio.wait(ending, timeout=_GRACE)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job
@@ -17,6 +17,8 @@ from conquiet.kit.loopthread import on_private_loop
 __all__ = ["Holdings"]
 
 _log = logging.getLogger("conquiet.jobs")
+_LATE: Final = 0.6
+"""The part of a lease's time after which a renewal is overdue: there should have been one after a third."""
 
 
 class Lost(Protocol):
@@ -39,6 +41,8 @@ class Holdings:
         self._refused: set[tuple[str, int]] = set()
         """Leases that are lost, which the main loop may not know yet: it may be blocked."""
         self._apart: JobStore | None = None
+        self._answered_at = 0.0
+        """Local time of the last renewal that the store has answered."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keepalive = Keepalive(self._beat, dispatch.ttl / 3, dispatch.store.clock)
 
@@ -55,9 +59,29 @@ class Holdings:
         if apart is not None and apart is not self._dispatch.store:
             await on_private_loop(apart.aclose())
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Keep these from now on."""
-        self._held.update(((job.id, job.lease_token), Lease(job.id, job.lease_token)) for job in jobs)
+    async def catch_up(self) -> None:
+        """Renew at once, if that was not possible for a while: a lease that has run out is ours until somebody claims.
+
+        To be done before the next claim, which could else be the one that gives our own jobs up.
+        """
+        late = self._dispatch.store.clock.monotonic() - self._answered_at > self._dispatch.ttl * _LATE
+        if self._held and late:
+            await on_private_loop(self._beat())
+
+    async def add(self, jobs: Iterable[Job], asked: float) -> None:
+        """Keep these, which were claimed at local time ``asked``; those that are lost by now are not held."""
+        if not self._held:
+            self._answered_at = asked
+        leases = [Lease(job.id, job.lease_token) for job in jobs]
+        self._held.update(((lease.job_id, lease.token), lease) for lease in leases)
+        if leases and self._dispatch.store.clock.monotonic() - asked > self._dispatch.ttl * _LATE:
+            # The answer was a long time coming.
+            try:
+                await on_private_loop(self._beat())
+            except BaseException:
+                for lease in leases:
+                    self.drop(lease.job_id, lease.token)
+                raise
 
     def drop(self, job_id: str, token: int) -> None:
         """Let go of one: it is settled or lost, or must run out."""
@@ -76,7 +100,9 @@ class Holdings:
         held = list(self._held.values())
         if not held or self._apart is None:
             return
+        asked = self._dispatch.store.clock.monotonic()
         stale = await self._dispatch.renew(held, self._apart)
+        self._answered_at = max(self._answered_at, asked)
         assert self._loop is not None
         self._refused.update((lease.job_id, lease.token) for lease in stale)
         for lease in stale:

@@ -154,9 +154,8 @@ class JobWorker:
                 async with asyncio.timeout(max(patience, 1.0)):
                     await self._settling.flush()
         finally:
-            await running.aclose()
-            await self._settling.aclose()
-            await self._holdings.aclose()
+            # Side by side: a store that does not answer may take its time with each.
+            await asyncio.gather(running.aclose(), self._settling.aclose(), self._holdings.aclose())
             self._running = self._loop = None
             self._stopping = asyncio.Event()
 
@@ -174,7 +173,6 @@ class JobWorker:
             claimed = await self._claim_once(free)
             if claimed is None:
                 continue
-            self._holdings.add(claimed.jobs)
             if self._stopping.is_set():  # they are not begun, and given back
                 running.put(claimed.jobs)
                 return
@@ -186,7 +184,10 @@ class JobWorker:
 
     async def _claim_once(self, count: int) -> Claimed | None:
         try:
+            await self._holdings.catch_up()
+            asked = self._dispatch.store.clock.monotonic()
             claimed = await self._dispatch.claim(count, self._name)
+            await self._holdings.add(claimed.jobs, asked)
         except QueueError as error:
             _log.warning("queue %r: no jobs could be claimed: %s", self._dispatch.queue, error)
             await self._dispatch.store.clock.wait(self._stopping, AFTER_ERROR.delay(self._failures))

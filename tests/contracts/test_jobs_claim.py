@@ -41,7 +41,7 @@ def ids_of(claimed: Sequence[Job]) -> list[str]:
 
 
 async def test_a_claim_leases(jobs: JobQueue) -> None:
-    """spec 5: Claim: atomic update of the status to InFlight, assign lease token; leased to a specific worker (J32)."""
+    """spec 5: Claim: atomic update of the status to InFlight, assign lease token; leased to a specific worker."""
     id = await jobs.enqueue({"a": 1})
     job = await only(jobs, worker="w-1")
     assert (job.id, job.state, job.worker, job.lease_token, job.attempts) == (id, JobState.IN_FLIGHT, "w-1", 1, 1)
@@ -64,7 +64,7 @@ async def test_a_claimed_job_is_invisible(jobs: JobQueue) -> None:
 
 
 async def test_a_succeeded_job_is_never_claimed_again(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Visibility: successful jobs are never re-processed. J31: of succeeded and ready, only the ready."""
+    """spec 5: Visibility: successful jobs are never re-processed. Of succeeded and ready, only the ready."""
     await fresh(jobs, "a", "b")
     await jobs.ack(await only(jobs))
     assert ids_of(await jobs.claim(5)) == ["b"]
@@ -86,7 +86,7 @@ async def test_a_claim_takes_no_more_than_it_was_asked_for(jobs: JobQueue) -> No
 
 
 async def test_a_claim_takes_what_there_is(jobs: JobQueue) -> None:
-    """J30: 2 jobs and room for 10 give 2."""
+    """2 jobs and room for 10 give 2."""
     await fresh(jobs, "a", "b")
     assert len(await jobs.claim(10)) == 2
 
@@ -151,7 +151,7 @@ async def test_a_retry_lines_up_by_when_it_is_due(jobs: JobQueue, clock: ManualC
 
 
 async def test_a_fifth_of_a_claim_goes_to_retries(jobs: JobQueue, clock: ManualClock) -> None:
-    """J25: of 10 places, with 5 retries due and 20 fresh jobs before them, 2 + 8; all leased, none waiting any more."""
+    """Of 10 places, with 5 retries due and 20 fresh jobs before them, 2 + 8; all leased, none waiting any more."""
     await jobs.enqueue_many([JobSpec(n, f"t{n}") for n in range(5)])
     tried = await jobs.claim(5)
     await fresh(jobs, *names("f", 20))
@@ -164,7 +164,7 @@ async def test_a_fifth_of_a_claim_goes_to_retries(jobs: JobQueue, clock: ManualC
 
 
 async def test_of_four_places_one_goes_to_a_retry(jobs: JobQueue, clock: ManualClock) -> None:
-    """J26: a fifth of 4 is less than 1, but it is 1."""
+    """A fifth of 4 is less than 1, but it is 1."""
     await jobs.enqueue_many([JobSpec(n, f"t{n}") for n in range(3)])
     tried = await jobs.claim(3)
     await fresh(jobs, *names("f", 9))
@@ -174,13 +174,13 @@ async def test_of_four_places_one_goes_to_a_retry(jobs: JobQueue, clock: ManualC
 
 
 async def test_retries_fill_what_nobody_else_wants(jobs: JobQueue, clock: ManualClock) -> None:
-    """J27: if only retries are due, they fill the claim."""
+    """If only retries are due, they fill the claim."""
     await retries(jobs, clock, *names("t", 8))
     assert ids_of(await jobs.claim(6)) == names("t", 6)
 
 
 async def test_only_what_is_due_is_claimed(jobs: JobQueue, clock: ManualClock) -> None:
-    """J28, J29: 5 due retries, 1 of the future, 1 given up and 2 fresh: of 6 places, 4 + 2."""
+    """5 due retries, 1 of the future, 1 given up and 2 fresh: of 6 places, 4 + 2."""
     await retries(jobs, clock, *names("t", 5))
     await fresh(jobs, "dead", priority=9)
     await jobs.nack(await only(jobs), error=Reject("not ours"))

@@ -43,7 +43,7 @@ async def refused(jobs: JobQueue, call: Call, job: Job) -> None:
 
 
 async def test_what_a_former_owner_says_changes_nothing(jobs: JobQueue, clock: ManualClock, call: Call) -> None:
-    """spec 5: Fencing: stale lease tokens are rejected; delayed acks/nacks corrupt nothing (J9, J10, J11)."""
+    """spec 5: Fencing: stale lease tokens are rejected; delayed acks/nacks corrupt nothing."""
     await jobs.enqueue(1)
     old = await only(jobs, worker="old")
     clock.advance(TTL + 1)
@@ -60,7 +60,7 @@ async def test_a_token_that_nobody_was_given_is_stale(jobs: JobQueue, call: Call
 
 
 async def test_what_nobody_claimed_cannot_be_settled(jobs: JobQueue, call: Call) -> None:
-    """spec 5: Ack, Nack: precondition: job status is InFlight. J17: a job without a lease."""
+    """spec 5: Ack, Nack: precondition: job status is InFlight. A job without a lease."""
     await jobs.enqueue(1, job_id="a")
     job = await jobs.get("a")
     assert job is not None
@@ -116,7 +116,7 @@ async def test_the_token_of_a_former_job_of_that_id_is_stale(jobs: JobQueue, cal
 
 
 async def test_every_claim_has_a_higher_token(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Fencing: each claim generates a new unique lease token; lease version incremented on each claim (J33)."""
+    """spec 5: Fencing: each claim generates a new unique lease token; lease version incremented on each claim."""
     await jobs.enqueue(1, job_id="a", max_retries=99)
     tokens: list[int] = []
     for turn in range(8):
@@ -136,7 +136,7 @@ async def test_every_claim_has_a_higher_token(jobs: JobQueue, clock: ManualClock
 
 @pytest.mark.parametrize("what", ["ack", "nack"])
 async def test_the_current_token_is_accepted(jobs: JobQueue, clock: ManualClock, what: str) -> None:
-    """J12, J13, J18: with the stored token, exactly one change."""
+    """With the stored token, exactly one change."""
     await jobs.enqueue(1, job_id="a")
     await jobs.claim()
     clock.advance(TTL + 1)
@@ -164,7 +164,7 @@ async def test_the_token_decides_and_not_the_clock(jobs: JobQueue, clock: Manual
 
 
 async def test_a_heartbeat_extends_the_lease_from_now(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Lease Extension: each heartbeat extends LeaseExpiresAt by LeaseTTL (J7)."""
+    """spec 5: Lease Extension: each heartbeat extends LeaseExpiresAt by LeaseTTL."""
     await jobs.enqueue(1, job_id="a")
     job = await only(jobs)
     clock.advance(TTL / 2)
@@ -178,7 +178,7 @@ async def test_a_heartbeat_extends_the_lease_from_now(jobs: JobQueue, clock: Man
 
 
 async def test_while_heartbeats_come_nobody_else_gets_the_job(jobs: JobQueue, clock: ManualClock) -> None:
-    """J8: periodic heartbeats keep it in flight; when they stop for longer than the TTL, the next claim has it."""
+    """Periodic heartbeats keep it in flight; when they stop for longer than the TTL, the next claim has it."""
     await jobs.enqueue(1, job_id="a")
     job = await only(jobs)
     for _ in range(5):
@@ -255,7 +255,7 @@ async def test_a_lapsed_lease_is_remembered_as_a_failure(jobs: JobQueue, clock: 
 
 
 async def test_a_lapsed_job_comes_back_at_once_without_backoff(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Worker Crash: leased jobs become reclaimable after lease expiry; no in-flight work is lost (J34)."""
+    """spec 5: Worker Crash: leased jobs become reclaimable after lease expiry; no in-flight work is lost."""
     await jobs.enqueue_many([JobSpec(1, "lapsed"), JobSpec(2, "active")])
     claimed = await jobs.claim(2)
     clock.advance(TTL / 2)
@@ -270,7 +270,7 @@ async def test_a_lapsed_job_comes_back_at_once_without_backoff(jobs: JobQueue, c
 
 
 async def test_a_job_whose_leases_always_run_out_fails_in_the_end(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Retry Bound: at most MaxRetries retries, also for a worker that dies each time (J35)."""
+    """spec 5: Retry Bound: at most MaxRetries retries, also for a worker that dies each time."""
     await jobs.enqueue(1, job_id="a")
     for attempt in range(1, 5):
         assert (await only(jobs)).attempts == attempt
@@ -327,7 +327,7 @@ async def test_leases_are_as_long_as_the_queue_says(site: Site, clock: ManualClo
 
 
 async def test_the_defaults_of_a_queue(site: Site) -> None:
-    """spec 5: Lease Duration: default 5s; Retry Policy: default 3, base 500ms, maximum 30s (J22, J23)."""
+    """spec 5: Lease Duration: default 5s; Retry Policy: default 3, base 500ms, maximum 30s."""
     queue = site.plain_queue("defaults")
     assert queue.lease_ttl == 5.0
     assert (queue.retry.max_retries, queue.retry.backoff.base, queue.retry.backoff.cap) == (3, 0.5, 30.0)
@@ -352,7 +352,7 @@ async def test_the_defaults_of_a_queue(site: Site) -> None:
     ids=repr,
 )
 def test_what_no_queue_can_be_is_refused(site: Site, options: dict[str, object], message: str) -> None:
-    """J24: construction fails naming the field."""
+    """Construction fails naming the field."""
     with pytest.raises(ConfigError, match=message):
         site.plain_queue(**{"name": "q", **options})
 

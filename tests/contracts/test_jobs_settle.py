@@ -36,7 +36,7 @@ def failure(text: str) -> BaseException:
 
 
 async def test_an_acknowledged_job_has_succeeded(jobs: JobQueue) -> None:
-    """spec 5: Ack: update status to Succeeded; the job is complete (J3)."""
+    """spec 5: Ack: update status to Succeeded; the job is complete."""
     await jobs.enqueue(1, job_id="a")
     job = await only(jobs, worker="w")
     await jobs.ack(job)
@@ -83,7 +83,7 @@ async def test_a_job_that_succeeds_late_keeps_what_went_wrong_before(jobs: JobQu
 
 
 async def test_a_failed_try_is_followed_by_another_after_its_delay(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Retry Visibility: back to Ready, retry_at = now + delay, not claimable until then (J1, J3)."""
+    """spec 5: Retry Visibility: back to Ready, retry_at = now + delay, not claimable until then."""
     await jobs.enqueue(1, job_id="a")
     job = await only(jobs)
     clock.advance(2)
@@ -104,7 +104,7 @@ async def test_a_failed_try_is_followed_by_another_after_its_delay(jobs: JobQueu
 
 
 async def test_after_the_last_retry_a_job_has_failed(jobs: JobQueue, clock: ManualClock) -> None:
-    """spec 5: Retry Cap: initial attempt + 3 retries = 4 total attempts maximum; then Failed (J2, J6)."""
+    """spec 5: Retry Cap: initial attempt + 3 retries = 4 total attempts maximum; then Failed."""
     await jobs.enqueue(1, job_id="a")
     for attempt in range(1, 5):
         job = await only(jobs, worker=f"w{attempt}")
@@ -274,7 +274,7 @@ async def test_a_released_retry_is_still_a_retry(jobs: JobQueue, clock: ManualCl
 
 
 async def test_a_batch_is_settled_as_a_whole(jobs: JobQueue) -> None:
-    """J4: all are written, however few."""
+    """All are written, however few."""
     await jobs.enqueue_many(range(9))
     claimed = await jobs.claim(9)
     await jobs.ack(*claimed[:4], result={"n": 1})
@@ -287,7 +287,7 @@ async def test_a_batch_is_settled_as_a_whole(jobs: JobQueue) -> None:
 
 @pytest.mark.parametrize("what", ["ack", "nack", "release"])
 async def test_of_a_batch_with_stale_jobs_the_others_are_settled(jobs: JobQueue, clock: ManualClock, what: str) -> None:
-    """J5: the middle one is refused, its neighbours are applied."""
+    """The middle one is refused, its neighbours are applied."""
     await jobs.enqueue_many([JobSpec(n, id) for n, id in enumerate("abcde")])
     claimed = await jobs.claim(5)
     clock.advance(TTL / 2)

@@ -107,7 +107,7 @@ def test_only_what_is_finished_can_be_deleted(state: JobState) -> None:
 
 
 def test_a_claim_leases_and_raises_the_token() -> None:
-    """spec 5: Lease Version: monotonically increasing on each claim. J32, J33: by one, in the first claim and later."""
+    """spec 5: Lease Version: monotonically increasing on each claim. By one, in the first claim and later."""
     job = new()
     for number in range(1, 4):
         job = job.claimed(f"w{number}", T0 + number, TTL)
@@ -118,7 +118,7 @@ def test_a_claim_leases_and_raises_the_token() -> None:
 
 
 def test_a_renewal_moves_nothing_but_the_end_of_the_lease() -> None:
-    """spec 5: Heartbeat: each heartbeat extends LeaseExpiresAt by LeaseTTL, counted from now (J7)."""
+    """spec 5: Heartbeat: each heartbeat extends LeaseExpiresAt by LeaseTTL, counted from now."""
     job = in_flight()
     after = job.renewed(T0 + 4_000, TTL)
     assert after.lease_ms == T0 + 4_000 + TTL
@@ -157,7 +157,7 @@ def test_a_release_costs_nothing() -> None:
 
 @pytest.mark.parametrize(("attempts", "state"), [(1, READY), (2, READY), (3, READY), (4, FAILED)])
 def test_a_lease_that_runs_out_costs_its_attempt(attempts: int, state: JobState) -> None:
-    """spec 5: Lease Timeout: claimable again with the same ID; Retry Bound holds too. J35: at the cap, Failed."""
+    """spec 5: Lease Timeout: claimable again with the same ID; Retry Bound holds too. At the cap, Failed."""
     job = in_flight(attempts)
     after = job.expired(T0 + 60_000, MOST)
     assert (after.state, after.last_error, after.lease_ms) == (state, EXPIRED, None)

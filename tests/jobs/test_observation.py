@@ -139,7 +139,7 @@ async def test_scrapes_that_overlap_open_the_store_once(queue: str) -> None:
     with collecting(store, [queue]) as collector:
         read = collector._observation._read
 
-        async def both() -> list[list[JobGauges]]:
+        async def both() -> tuple[list[JobGauges], list[JobGauges]]:
             return await asyncio.gather(read(), read())
 
         one, other = await on_private_loop(both())

@@ -40,7 +40,7 @@ def raised(error: BaseException) -> BaseException:
 
 @pytest.mark.parametrize(("attempts", "kind"), [(1, "retry"), (2, "retry"), (3, "retry"), (4, "fail"), (5, "fail")])
 def test_there_are_four_attempts_by_default(attempts: int, kind: str) -> None:
-    """spec 5: Retry Cap: initial attempt + 3 retries = 4 total attempts maximum (J1, J2, J6)."""
+    """spec 5: Retry Cap: initial attempt + 3 retries = 4 total attempts maximum."""
     verdict = judge(held(attempts), "no", POLICY)
     assert (verdict.kind, verdict.job_id, verdict.token) == (kind, "j", 7)
 
@@ -190,7 +190,7 @@ def test_an_error_whose_text_cannot_be_had_is_kept_all_the_same() -> None:
 @pytest.mark.parametrize(("count", "share"), [(3, 1), (4, 1), (5, 1), (9, 1), (10, 2), (14, 2), (15, 3), (1000, 200)])
 @pytest.mark.parametrize("turn", range(4))
 def test_a_fifth_each_and_at_least_one(count: int, share: int, turn: int) -> None:
-    """J25, J26: 10 places give 2 to retries, 4 give 1."""
+    """10 places give 2 to retries, 4 give 1."""
     assert shares(count, turn) == Shares(share, share)
 
 
@@ -231,7 +231,7 @@ def test_shares_never_take_all_the_places(count: int, turn: int) -> None:
     ],
 )
 def test_what_is_no_policy_is_refused(make: Callable[[], object], message: str) -> None:
-    """J24: construction fails naming the field."""
+    """Construction fails naming the field."""
     with pytest.raises(ConfigError, match=message):
         make()
 

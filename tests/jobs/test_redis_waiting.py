@@ -208,7 +208,8 @@ async def test_the_connection_is_closed_once_nobody_has_waited_for_a_while(
 
 
 async def test_closing_the_store_ends_every_wait_with_an_error(url: str, namespace: str) -> None:
-    store = await RedisStore(url, namespace=namespace).open()
+    store = RedisStore(url, namespace=namespace)
+    await store.open()
     await store.add(QUEUE, new("j"))
     waiting = [
         asyncio.create_task(store.finished(QUEUE, "j", None)),

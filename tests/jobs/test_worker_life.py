@@ -14,7 +14,7 @@ from tests.rigs.waiting import LONG, eventually
 
 
 async def test_a_worker_that_was_stopped_before_it_runs_does_nothing() -> None:
-    """B12: harmless, and it can run afterwards."""
+    """Harmless, and it can run afterwards."""
     queue, seen = queue_in(), Recorder()
     await queue.enqueue(1)
     worker = JobWorker(queue, seen, handle_signals=False)
@@ -27,7 +27,7 @@ async def test_a_worker_that_was_stopped_before_it_runs_does_nothing() -> None:
 
 
 async def test_a_worker_may_be_stopped_again_and_again() -> None:
-    """J21: a second stop is nothing."""
+    """A second stop is nothing."""
     worker = JobWorker(queue_in(), Recorder(), handle_signals=False)
     async with serving(worker):
         worker.stop()
@@ -107,6 +107,6 @@ async def test_a_worker_has_a_name() -> None:
     ids=repr,
 )
 def test_what_no_worker_can_be_is_refused(options: dict[str, Any], message: str) -> None:
-    """J24: construction fails naming the field."""
+    """Construction fails naming the field."""
     with pytest.raises(ConfigError, match=message):
         JobWorker(**{"queue": queue_in(), "handler": Recorder(), **options})

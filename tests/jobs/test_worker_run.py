@@ -45,7 +45,7 @@ async def failed_once(queue: JobQueue, id: str) -> Job:
 
 
 async def test_no_more_handlers_run_than_may() -> None:
-    """J14, J15: each job is handled, and handled once."""
+    """Each job is handled, and handled once."""
     queue, gate = queue_in(), Gate()
     await queue.enqueue_many(range(20))
     async with working(queue, gate, concurrency=3) as worker:
@@ -197,7 +197,7 @@ async def test_a_result_that_json_cannot_carry_is_not_kept_but_the_work_is_done(
 
 
 async def test_an_error_is_tried_again_until_no_try_is_left() -> None:
-    """spec 5: Nack: source: handler returns error. J16, J19: its neighbours are not harmed."""
+    """spec 5: Nack: source: handler returns error. Its neighbours are not harmed."""
     queue = queue_in()
 
     def handler(job: Job) -> str:

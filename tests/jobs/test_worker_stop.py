@@ -238,7 +238,7 @@ async def test_a_signal_stops_it_as_stop_does(number: signal.Signals) -> None:
 
 
 async def test_a_stop_while_it_waits_for_jobs_ends_it() -> None:
-    """J21: it ends without a job coming by."""
+    """It ends without a job coming by."""
     worker = worker_of(queue_in(), Gate())
     async with run(worker) as task:
         await eventually(lambda: worker.health().healthy, "it runs")

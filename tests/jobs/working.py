@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -96,16 +97,21 @@ async def settled(queue: JobQueue, **expected: int) -> None:
 
 def counted(queue: JobQueue, what: str, **labels: str) -> float:
     """A counter of the queue."""
-    return REGISTRY.get_sample_value(f"conquiet_jobs_{what}", {"queue": queue.name, **labels}) or 0.0
+    wanted = {"queue": queue.name, **labels}
+    return next((value for found, value in _shown(what) if found == wanted), 0.0)
 
 
 def ran(queue: JobQueue) -> dict[str, float]:
     """How many handler calls had which result, those with none left out."""
-    found = {
-        result: counted(queue, "run_seconds_count", result=result)
-        for result in ("succeeded", "retried", "failed", "lost")
-    }
-    return {result: count for result, count in found.items() if count}
+    found = ((labels, value) for labels, value in _shown("run_seconds_count") if labels["queue"] == queue.name)
+    return {labels["result"]: value for labels, value in found if value}
+
+
+def _shown(what: str) -> Iterator[tuple[dict[str, str], float]]:
+    # Of one family only: by the end of a long session there are series of thousands of queues.
+    name = f"conquiet_jobs_{what}"
+    for family in REGISTRY.restricted_registry([name]).collect():
+        yield from ((sample.labels, sample.value) for sample in family.samples if sample.name == name)
 
 
 class Watched(MemoryStore):

@@ -28,8 +28,8 @@ async def migrate(pool: Pool) -> int:
         await connection.close()
 
 
-async def check(pool: Pool) -> None:
-    """``ConfigError`` unless the schema has the version that the library knows."""
+async def check(pool: Pool, *, is_new_fine: bool = False) -> None:
+    """``ConfigError`` unless the schema has the version that the library knows, or may be brought up to it."""
     what = f"opening schema {pool.schema!r}"
     connection = await pool.connect(what)
     try:
@@ -39,6 +39,8 @@ async def check(pool: Pool) -> None:
     finally:
         await connection.close()
     known = migrations()[-1].version
+    if is_new_fine and (version is None or version < known):
+        return
     if version is None:
         raise ConfigError(f"there are no tables for jobs in schema {pool.schema!r}: run `await store.migrate()` once")
     if version < known:

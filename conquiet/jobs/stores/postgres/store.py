@@ -77,7 +77,7 @@ class PostgresStore:
         await self._pool.aclose()
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        await self._migrating.check(self._pool, is_new_fine=True)  # ``migrate`` may be what follows
         return self
 
     async def __aexit__(

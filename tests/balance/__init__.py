@@ -1,0 +1,3 @@
+"""The balance room."""
+
+from __future__ import annotations
