@@ -43,9 +43,11 @@ async def order(connection: AsyncConnection, confirmations: JobQueue, number: in
 
 
 async def run(dsn: str) -> None:
-    store = PostgresStore.connect(dsn)
-    print(f"tables of version {await store.migrate()}")  # when the application is deployed, say
-    async with store, await AsyncConnection.connect(dsn, autocommit=True) as connection:
+    async with (
+        PostgresStore.connect(dsn) as store,
+        await AsyncConnection.connect(dsn, autocommit=True) as connection,
+    ):
+        print(f"tables of version {await store.migrate()}")  # when the application is deployed, say
         await connection.execute("CREATE TEMPORARY TABLE orders (number integer PRIMARY KEY)")
         confirmations = JobQueue(store, "confirmations")
         for number in (1, 2, 3):

@@ -1,14 +1,18 @@
-"""``python -m tests.bench [suite ...]``: run benchmark suites, print their tables, write docs/performance.md."""
+"""``python -m tests.bench [suite ...]``: run benchmark suites, print their tables, write docs/performance.md.
+
+Without names all of them run, but for those that take long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from tests.bench import queue, topics
+from tests.bench import balance, jobs, queue, topics
 from tests.bench.report import Section, write
 
-SUITES = {"queue": queue.run, "topics": topics.run}
+LONG = {"jobs-large": jobs.run_large}
+SUITES = {"queue": queue.run, "topics": topics.run, "balance": balance.run, "jobs": jobs.run, **LONG}
 
 
 def main(names: list[str]) -> None:
@@ -22,4 +26,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(SUITES))
+    main(sys.argv[1:] or [name for name in SUITES if name not in LONG])

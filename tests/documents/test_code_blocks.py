@@ -1,7 +1,7 @@
 """Every Python block of README.md and docs/ runs as it stands, with warnings as errors.
 
 A block that only makes sense after another one continues it: it says so with ``# continued`` on its first line.
-A server at ``redis://localhost:6379`` in the text means the test's own.
+A server at ``redis://localhost:6379`` or ``postgresql://localhost/app`` in the text means the test's own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Server
+from tests.rigs.postgres import LocalPostgres
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,11 +44,20 @@ def test_there_are_blocks_to_run() -> None:
     assert any(name.startswith("README.md") for name in PROGRAMS)
 
 
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[LocalPostgres]:
+    with LocalPostgres() as running:
+        yield running
+
+
 @pytest.mark.any_server
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_block_runs(name: str, server: Server, tmp_path: Path) -> None:
+def test_block_runs(name: str, server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = tmp_path / "block.py"
-    path.write_text(PROGRAMS[name].replace("redis://localhost:6379", server.url), encoding="utf-8")
+    program = PROGRAMS[name].replace("redis://localhost:6379", server.url)
+    if "postgresql://localhost/app" in program:
+        program = program.replace("postgresql://localhost/app", request.getfixturevalue("postgres").dsn)
+    path.write_text(program, encoding="utf-8")
     command = [sys.executable, "-W", "error", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,10 @@ from conquiet.wire.keys import Keys
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "topics.md").read_text(encoding="utf-8")
 SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "conquiet/wire/lua").glob("*.lua")}
-WHOLE = {name: text for name, text in SCRIPTS.items() if not text.startswith("-- Fragment")}
+OTHERS = ("balance_", "jobs_")
+WHOLE = {
+    name: text for name, text in SCRIPTS.items() if not text.startswith("-- Fragment") and not name.startswith(OTHERS)
+}
 PLACES = {"topic": "T", "group": "G", "stream": "S", "index": "i"}
 LISTS = {"of_partition", "of_group"}
 ROW = re.compile(r"^\| `(\w+)` \|.*\| (yes|no) \|$", re.MULTILINE)

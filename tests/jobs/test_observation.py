@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, Self
+from typing import Literal
 from uuid import uuid4
 
 import pytest
@@ -43,11 +43,10 @@ class Watched(MemoryStore):
         self.done.append("apart")
         return self
 
-    async def open(self) -> Self:
+    async def open(self) -> None:
         self._note("open")
         await asyncio.sleep(0)
         self.is_open = True
-        return self
 
     async def aclose(self) -> None:
         self._note("aclose")

@@ -204,9 +204,13 @@ def _history(case: _Case, job: Job, causes: Iterable[Disturbance]) -> Iterator[s
 
 def _runs(case: _Case, plan: Plan, causes: list[Disturbance]) -> Iterator[str]:
     in_order = sorted(case.runs, key=lambda run: run.token)
+    claimed = {claim.token: claim.at_ms * 1000 for claim in case.claims}
     for first, second in combinations(in_order, 2):
-        is_over = first.end is not None and first.end <= second.start
-        if not is_over and not any(cause.hits(first.owner, first.start, second.start) for cause in causes):
+        if first.end is not None and first.end <= second.start:
+            continue
+        # A stop may also fall between the claim and the first line of the handler, which then comes after the next's.
+        start, end = claimed.get(first.token, first.start), max(first.start, second.start)
+        if not any(cause.hits(first.owner, start, end) for cause in causes):
             yield f"still at work when the next began: {first.token}"
     killed = {cause.owner for cause in causes if cause.kind == "kill"}
     for run in case.runs:
@@ -214,5 +218,5 @@ def _runs(case: _Case, plan: Plan, causes: list[Disturbance]) -> Iterator[str]:
             yield f"begun and never ended: {run.token}"
         if run.outcome != "cancelled" or plan.do == "slow":
             continue
-        if not any(cause.hits(run.owner, run.start, run.end) for cause in causes):
+        if not any(cause.hits(run.owner, claimed.get(run.token, run.start), run.end) for cause in causes):
             yield f"cancelled without cause: {run.token}"

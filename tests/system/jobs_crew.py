@@ -190,7 +190,7 @@ class Crew:
         """kill -9; the time just before it."""
         at = now()
         self.signal(name, signal.SIGKILL)
-        self.disturbances.append(Disturbance("kill", name, at))
+        self.disturbances.append(Disturbance("kill", name, self._frozen.pop(name, at)))
         await self.ended(name)
         return at
 

@@ -148,8 +148,10 @@ class Log:
     runs: list[Run] = field(default_factory=list)
     sayings: list[Saying] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    finished: set[str] = field(default_factory=set)
-    """The jobs of which the store has confirmed the end."""
+    told: set[str] = field(default_factory=set)
+    """The jobs of which a worker has told the end, whatever the store said."""
+    tokens: dict[str, int] = field(default_factory=dict)
+    """The highest token under which each job was claimed."""
     _open: dict[tuple[str, int], Run] = field(default_factory=dict)
     _said: dict[tuple[str, int], list[Saying]] = field(default_factory=dict)
     _at: dict[str, int] = field(default_factory=dict)
@@ -173,7 +175,9 @@ class Log:
     def _take_in(self, owner: str, kind: str, *words: Any) -> None:
         match kind, words:
             case "claim", (jobs,):
-                self.claims += [Claim(owner, *job) for job in jobs]
+                claims = [Claim(owner, *job) for job in jobs]
+                self.claims += claims
+                self.tokens.update((one.job, max(one.token, self.tokens.get(one.job, 0))) for one in claims)
             case "begin", (number, job, token, attempts, at):
                 run = self._open[owner, number] = Run(owner, job, token, attempts, at)
                 self.runs.append(run)
@@ -184,6 +188,7 @@ class Log:
                 sayings = [Saying(owner, job, token, what, at) for job, token, what in said]
                 self._said[owner, number] = sayings
                 self.sayings += sayings
+                self.told.update(one.job for one in sayings if one.kind in ("ack", "fail"))
             case "said", (number, answers):
                 self._answer(self._said.pop((owner, number)), answers)
             case "refused", (at, leases):
@@ -196,8 +201,6 @@ class Log:
     def _answer(self, sayings: Sequence[Saying], answers: Sequence[bool]) -> None:
         for saying, is_applied in zip(sayings, answers, strict=True):
             saying.answer = "applied" if is_applied else "stale"
-            if is_applied and saying.kind in ("ack", "fail"):
-                self.finished.add(saying.job)
 
     # --- asking ------------------------------------------------------------------------------------------------
 
@@ -208,6 +211,11 @@ class Log:
     def runs_of(self, name: str) -> list[Run]:
         """The handler calls of one process, so far."""
         return [run for run in self.read().runs if run.owner == name]
+
+    def open_runs(self, name: str) -> list[Run]:
+        """Those of them that have not ended."""
+        self.read()
+        return [run for (owner, _), run in self._open.items() if owner == name]
 
     def said_by(self, name: str, answer: Answer) -> list[tuple[str, str]]:
         """What one process said to which the store gave that answer: kind and job."""

@@ -287,6 +287,16 @@ def test_two_runs_side_by_side(story: Story) -> None:
     assert kinds(story, job, plan=Plan("once")) == {"still at work when the next began"}
 
 
+def test_a_stop_between_the_claim_and_the_handler(story: Story) -> None:
+    job = done(2, attempts=2, failures=(failure(1, "lease expired"),))
+    story.claim(1, 100).attempt(2, 200, owner="y").run(1, 252, 260).say("ack", 1, 261, "stale")
+    assert kinds(story, job, stopped()) == set()
+    assert "still at work when the next began" in kinds(story, job, stopped("y"))
+    story.log.runs[-1].outcome = "cancelled"
+    assert kinds(story, job, stopped()) == set()
+    assert "cancelled without cause" in kinds(story, job, stopped("y"))
+
+
 def test_a_handler_that_never_ended(story: Story) -> None:
     job = done(2, attempts=2, failures=(failure(1, "lease expired"),))
     story.claim(1, 100).run(1, 101, None).attempt(2, 200, owner="y")
@@ -317,6 +327,7 @@ def test_what_is_written_is_read_as_it_comes(tmp_path: Path) -> None:
     pen.claimed([("a", 1, 1, 100), ("b", 3, 2, 100)])
     number = pen.begin("a", 1, 1)
     assert [(run.job, run.outcome) for run in log.read().runs] == [("a", "")]
+    assert log.open_runs("x") == log.runs
     pen.end(number, "done")
     asked = pen.say([("a", 1, "ack"), ("b", 3, "retry")])
     assert log.said_by("x", "") == [("ack", "a"), ("retry", "b")]
@@ -327,7 +338,9 @@ def test_what_is_written_is_read_as_it_comes(tmp_path: Path) -> None:
     assert [(run.owner, run.job, run.outcome) for run in log.runs_of("x")] == [("x", "a", "done")]
     assert log.said_by("x", "applied") == [("ack", "a")]
     assert log.said_by("x", "stale") == [("renew", "b"), ("retry", "b")]
-    assert log.finished == {"a"}
+    assert log.told == {"a"}
+    assert log.tokens == {"a": 1, "b": 3}
+    assert log.open_runs("x") == []
     assert [note.detail for note in log.noted("x", "ended")] == [{"more": 1}]
 
 

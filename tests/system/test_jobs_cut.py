@@ -100,6 +100,31 @@ async def test_a_claim_whose_answer_is_lost_costs_the_lease_and_no_run(
     assert check(plans, crew.log.read(), jobs, crew.disturbances) == []
 
 
+async def test_a_claim_whose_answer_comes_after_its_lease_is_not_begun(
+    crew: Crew, work: JobQueue, proxy: Proxy
+) -> None:
+    """By its own clock the worker knows that the lease it was given has ended: somebody else has the job by now."""
+    await crew.start("late", *HOW, url=proxy.url)
+    await eventually(lambda: proxy.count(CLAIM) > 0, "it has looked for jobs")
+    hold = proxy.hold(CLAIM)
+    plans = {"a": Plan()}
+    at = now()
+    await add(work, plans)
+    await asyncio.wait_for(hold.caught.wait(), 20)
+    await crew.start("heir", *HOW)
+    await all_finished(work)
+    hold.release()
+    plans["b"] = Plan()
+    await crew.dismiss("heir")
+    await add(work, {"b": plans["b"]})
+    await all_finished(work)
+    crew.disturbances.append(Disturbance("outage", "", at, now()))
+    await crew.dismiss("late")
+    assert check(plans, crew.log.read(), await all_jobs(work), crew.disturbances) == []
+    assert [run.job for run in crew.log.runs_of("heir")] == ["a"]
+    assert [run.job for run in crew.log.runs_of("late")] == ["b"]
+
+
 async def test_what_is_done_while_the_store_is_away_is_kept_until_it_is_back(
     crew: Crew, work: JobQueue, proxy: Proxy, tmp_path: Path
 ) -> None:
