@@ -197,7 +197,10 @@ class StreamBalancer:
             yield event
 
     async def claim(self, stream: str) -> StreamLease:
-        """Own a stream that nobody has; ``AlreadyClaimedError`` if somebody does, and nothing is changed."""
+        """Own a stream that nobody has; ``AlreadyClaimedError`` if somebody does, and nothing is changed.
+
+        It is the caller's wish, so ``max_streams`` is no limit for it.
+        """
         self._check_open()
         return await self._consumer.claim(_stream(stream))
 

@@ -106,7 +106,10 @@ class Consumer:
             self.metrics.claimed(refused=True)
             raise
         self.metrics.claimed(refused=False)
-        return self._adopt(given, asked)
+        lease = self._adopt(given, asked)
+        if self.runner is not None:
+            self.runner.start(lease)
+        return lease
 
     async def finish(self, lease: StreamLease) -> None:
         """Be done with a stream."""

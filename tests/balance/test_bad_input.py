@@ -23,6 +23,7 @@ BAD: list[tuple[str, Any]] = [
     *(("sweep_interval", value) for value in (0, -1, "9", math.nan)),
     *(("event_buffer", value) for value in (0, -1, 1.5, None)),
     *(("handle_signals", value) for value in (None, 1)),
+    *(("keyspace_hint", value) for value in ("", "maybe", True)),
     *(("clock", value) for value in (None, 1)),
 ]
 

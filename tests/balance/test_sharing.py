@@ -159,6 +159,8 @@ async def test_who_is_alone_gives_nothing_away(crew: Crew) -> None:
     assert len(handler.calls) == 4
 
 
+@pytest.mark.any_server
+@pytest.mark.one_node
 @pytest.mark.parametrize("other", ["full", "listener"])
 async def test_sharing_with_one_who_does_not_take_comes_to_rest(crew: Crew, other: str) -> None:
     handler = Handler()
