@@ -55,8 +55,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """The tests, on every server that this machine has."""
-    Environment(session).run("python", "-m", "pytest", "--ignore=tests/documents", *session.posargs)
+    """The tests, on every server that this machine has: two files at a time, and those of real processes alone."""
+    environment = Environment(session)
+    if session.posargs:
+        environment.run("python", "-m", "pytest", *session.posargs)
+        return
+    apart = ["--ignore=tests/documents", "--ignore=tests/system"]
+    environment.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", *apart)
+    environment.run("python", "-m", "pytest", "tests/system")
 
 
 @nox.session(venv_backend="none")

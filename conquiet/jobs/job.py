@@ -19,6 +19,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from msgspec import Struct
+
 from conquiet.errors import ConfigError
 from conquiet.kit import codec
 
@@ -28,6 +30,7 @@ EXPIRED: Final = "lease expired"
 """The error of an attempt whose worker was not heard of in time."""
 CANCELLED: Final = "cancelled"
 """The error of a job that somebody called off."""
+# What is made for each job on its way is a ``Struct``: five times as fast to make as a frozen dataclass.
 HISTORY: Final = 20
 """How many failed attempts a job remembers, the last ones."""
 
@@ -69,8 +72,7 @@ TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingPr
 """Every legal change: the state after it, or ``None`` where nothing is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(Struct, frozen=True, gc=False):
     """A job that is about to be added; ``payload`` is JSON, ``delay_ms`` is how long it is not to be claimed."""
 
     id: str
@@ -101,8 +103,7 @@ class Attempt:
         return _moment(self.ended_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(Struct, frozen=True, gc=False):
     """What a worker says became of a job; it counts only with the ``token`` of the job's last claim.
 
     ``error`` is kept as the job's last error; ``brief``, its first line, among the attempts.

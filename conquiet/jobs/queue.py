@@ -14,7 +14,7 @@ from conquiet.jobs.observation import Collector
 from conquiet.jobs.policy import MOST_DELAY
 from conquiet.jobs.store import JobPage, JobStore, Keep, Lease
 from conquiet.kit import codec, rules
-from conquiet.kit.ids import process_name, sortable
+from conquiet.kit.ids import process_name, sortable, sortables
 from conquiet.kit.policy import RetryPolicy
 from conquiet.metrics import JobsCollector
 
@@ -123,7 +123,7 @@ class JobQueue:
         ``delay`` seconds have passed. ``max_retries`` overrides the policy's. ``connection`` is an open connection to
         the database of a ``PostgresStore``: the job is part of that connection's transaction.
         """
-        new = _checked(JobSpec(payload, job_id, priority, delay, max_retries))
+        new = _checked(JobSpec(payload, job_id, priority, delay, max_retries), sortable())
         await self._store.add(self._name, [new], connection)
         self._metrics.enqueued(1)
         return new.id
@@ -134,7 +134,11 @@ class JobQueue:
         A thousand at a time, each thousand as a whole or not at all. If one is refused, those before it were added:
         ``DuplicateJobError.enqueued`` and ``QueueError.entry_ids`` tell which.
         """
-        new = [_checked(job if isinstance(job, JobSpec) else JobSpec(job)) for job in jobs]
+        given = list(jobs)
+        new = [
+            _checked(job, id) if isinstance(job, JobSpec) else NewJob(id, _encoded(job))
+            for job, id in zip(given, sortables(len(given)), strict=True)
+        ]
         ids = [job.id for job in new]
         done = 0
         for chunk in _chunks(new):
@@ -284,15 +288,19 @@ def _chunks(things: Sequence[_T]) -> Iterator[Sequence[_T]]:
     return (things[start : start + _CHUNK] for start in range(0, len(things), _CHUNK))
 
 
-def _checked(spec: JobSpec) -> NewJob:
-    id = sortable() if spec.job_id is None else _job_id(spec.job_id)
+def _encoded(payload: Any) -> bytes:
+    return codec.encode_object(payload) if type(payload) is dict else codec.encode(payload)
+
+
+def _checked(spec: JobSpec, new_id: str) -> NewJob:
+    id = new_id if spec.job_id is None else _job_id(spec.job_id)
     if isinstance(spec.priority, bool) or not isinstance(spec.priority, int) or spec.priority not in _PRIORITIES:
         raise ConfigError(f"priority must be an integer of 32 bits, not {spec.priority!r}")
     if rules.number("delay", spec.delay, least=0) > MOST_DELAY:
         raise ConfigError(f"delay must be at most ten years, not {spec.delay!r} seconds")
     if spec.max_retries is not None:
         rules.integer("max_retries", spec.max_retries, least=0)
-    return NewJob(id, codec.encode(spec.payload), spec.priority, round(spec.delay * 1000), spec.max_retries)
+    return NewJob(id, _encoded(spec.payload), spec.priority, round(spec.delay * 1000), spec.max_retries)
 
 
 def _job_id(value: object) -> str:

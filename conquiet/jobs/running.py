@@ -164,14 +164,15 @@ class Running:
         self._background.start(self._work(), "job")
 
     async def _work(self) -> None:
-        turns = 0
+        turns, task = 0, asyncio.current_task()
+        assert task is not None
         try:
             while self._ready:
                 job = self._ready.popleft()
                 if not self._is_held(job):
                     self.freed.set()
                     continue
-                await self._run(job)
+                await self._run(job, task)
                 turns += 1
                 if turns % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
@@ -179,9 +180,7 @@ class Running:
             self._runners -= 1
             self._wake()
 
-    async def _run(self, job: Job) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    async def _run(self, job: Job, task: asyncio.Task[Any]) -> None:
         run = _Run(job, task, time.perf_counter())
         key = (job.id, job.lease_token)
         self._runs[key] = run

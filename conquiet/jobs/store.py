@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
@@ -27,8 +29,7 @@ class Keep:
             rules.integer("count", self.count, least=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True, gc=False):
     """A job that is held, and the token of its claim."""
 
     job_id: str

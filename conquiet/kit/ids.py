@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 
-__all__ = ["incarnation", "process_name", "sortable"]
+__all__ = ["incarnation", "process_name", "sortable", "sortables"]
 
 
 def incarnation() -> str:
@@ -21,7 +21,13 @@ def sortable() -> str:
 
     What is made together lies together in an index; nothing else may be concluded from the order.
     """
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+    return sortables(1)[0]
+
+
+def sortables(count: int) -> list[str]:
+    """As many of :func:`sortable`, all of the same millisecond: one look at the clock and at chance for all."""
+    start, chance = f"{time.time_ns() // 1_000_000:012x}", secrets.token_hex(10 * count)
+    return [start + chance[at : at + 20] for at in range(0, 20 * count, 20)]
 
 
 def process_name() -> str:

@@ -2,8 +2,8 @@
 
 A job decides what is done with it: its payload's ``do`` is ``done``, ``once`` (the first attempt fails), ``always``
 (each one does), ``slow`` (the first attempt never ends), ``burn`` (nothing but computing for ``work`` seconds, without
-a turn for anybody else), ``hang`` (does not end while there is a gate), or ``stubborn`` (the same, and will not be
-cancelled). With ``--gate`` nothing ends before that file exists. While the file of ``--mute`` exists, no renewal is
+a turn for anybody else), ``hang`` (never ends at a worker with ``--hang``), or ``stubborn`` (will not be cancelled).
+With ``--gate`` nothing ends before that file exists. While the file of ``--mute`` exists, no renewal is
 sent. With ``--late`` the answers to claims come only when the worker has been told to stop.
 """
 
@@ -86,6 +86,7 @@ class Work:
 
     def __init__(self, arguments: argparse.Namespace, pen: Pen) -> None:
         self._gate: str = arguments.gate
+        self._may_hang: bool = arguments.hang
         self._pen = pen
 
     async def handle(self, job: Job) -> dict[str, int]:
@@ -113,7 +114,7 @@ class Work:
             burn(seconds)
         elif seconds:
             await asyncio.sleep(random.random() * 2 * seconds)
-        if (do == "slow" and job.attempts == 1) or (do == "hang" and self._gate):
+        if (do == "slow" and job.attempts == 1) or (do == "hang" and self._may_hang):
             await asyncio.Event().wait()
         while not self._is_open():
             try:
@@ -183,6 +184,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--drain", type=float, default=30.0)
     parser.add_argument("--gate", default="")
     parser.add_argument("--mute", default="")
+    parser.add_argument("--hang", action="store_true")
     parser.add_argument("--threads", action="store_true", help="run a plain function")
     parser.add_argument("--late", action="store_true")
     return parser.parse_args(words)

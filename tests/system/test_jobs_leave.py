@@ -65,7 +65,7 @@ async def test_a_handler_that_does_not_end_in_time_is_handed_back(
     """As a try that failed. One that will not be cancelled holds up the process, but not its job."""
     gate = tmp_path / "gate"
     plans = {"a": Plan(do)}
-    await job_crew.start("leaver", *LONG_LEASE, "--drain", "0.2", "--gate", str(gate))
+    await job_crew.start("leaver", *LONG_LEASE, "--drain", "0.2", "--gate", str(gate), "--hang")
     await add(work, plans)
     await job_crew.begun("leaver")
     job_crew.leave("leaver")

@@ -17,23 +17,28 @@ pytest_plugins = ["tests.system.jobs_fixtures"]
 SHORT = ("--lease-ttl", "0.8")
 
 
-async def test_whatever_a_zombie_tries_is_refused(job_crew: Crew, work: JobQueue, tmp_path: Path) -> None:
-    gate, mute = tmp_path / "gate", tmp_path / "mute"
+@pytest.mark.parametrize("heir", ["at work", "done"])
+async def test_whatever_a_zombie_tries_is_refused(heir: str, job_crew: Crew, work: JobQueue, tmp_path: Path) -> None:
+    """By the token while another has the jobs, and by their state when that one is done."""
+    gate, mute, gate_of_heir = tmp_path / "gate", tmp_path / "mute", tmp_path / "gate-of-heir"
     plans = {"good": Plan(), "bad": Plan("once"), "endless": Plan("hang")}
-    await job_crew.start("zombie", *SHORT, "--gate", str(gate), "--mute", str(mute))
+    await job_crew.start("zombie", *SHORT, "--gate", str(gate), "--mute", str(mute), "--hang")
     await add(work, plans)
     await job_crew.begun("zombie", count=3)
     mute.touch()  # so that its handlers end before it hears that the leases are lost
     await job_crew.freeze("zombie")
-    await job_crew.start("heir", *SHORT)
-    await all_finished(work)
+    await job_crew.start("heir", "--lease-ttl", "30", "--gate", str(gate_of_heir))
+    await job_crew.begun("heir", count=3)
+    if heir == "done":
+        gate_of_heir.touch()
+        await all_finished(work)
     before = await all_jobs(work)
     assert {job.worker for job in before.values()} == {"heir"}
 
     gate.touch()
     job_crew.wake("zombie")
-    refused = [("ack", "good"), ("retry", "bad")]
-    await eventually(lambda: set(job_crew.log.said_by("zombie", "stale")) >= set(refused), "its outcomes are refused")
+    refused = {("ack", "good"), ("retry", "bad")}
+    await eventually(lambda: set(job_crew.log.said_by("zombie", "stale")) >= refused, "its outcomes are refused")
     mute.unlink()
     await eventually(lambda: ("renew", "endless") in job_crew.log.said_by("zombie", "stale"), "so is its heartbeat")
     outcomes = {"good": "done", "bad": "failed", "endless": "cancelled"}
@@ -41,7 +46,11 @@ async def test_whatever_a_zombie_tries_is_refused(job_crew: Crew, work: JobQueue
         lambda: {run.job: run.outcome for run in job_crew.log.runs_of("zombie")} == outcomes,
         "its last handler is cancelled",
     )
-    assert await all_jobs(work) == before
+    if heir == "done":
+        assert await all_jobs(work) == before
+    assert {job.worker for job in (await all_jobs(work)).values()} == {"heir"}
+    gate_of_heir.touch()
+    await all_finished(work)
 
     await job_crew.dismiss("heir")
     plans["new"] = Plan()
@@ -59,7 +68,7 @@ async def test_a_zombie_that_is_told_to_leave_as_it_wakes_gives_nothing_back(
 ) -> None:
     """What it would hand over is somebody else's by now."""
     gate = tmp_path / "gate"
-    await job_crew.start("zombie", *SHORT, "--gate", str(gate), "--drain", "0")
+    await job_crew.start("zombie", *SHORT, "--gate", str(gate), "--drain", "0", "--hang")
     await add(work, {"a": Plan("hang")})
     await job_crew.begun("zombie")
     await job_crew.freeze("zombie")
