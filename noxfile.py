@@ -55,13 +55,13 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """The tests, on every server that this machine has: two files at a time, and those of real processes alone."""
+    """The tests, on every server that this machine has: three files at a time, and those of real processes alone."""
     environment = Environment(session)
     if session.posargs:
         environment.run("python", "-m", "pytest", *session.posargs)
         return
     apart = ["--ignore=tests/documents", "--ignore=tests/system"]
-    environment.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", *apart)
+    environment.run("python", "-m", "pytest", "--numprocesses=3", "--dist=loadfile", *apart)
     environment.run("python", "-m", "pytest", "tests/system")
 
 
