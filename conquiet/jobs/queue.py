@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
 from conquiet.jobs.dispatch import Dispatch
@@ -289,7 +289,8 @@ def _chunks(things: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 
 def _encoded(payload: Any) -> bytes:
-    return codec.encode_object(payload) if type(payload) is dict else codec.encode(payload)
+    is_object = type(payload) is dict
+    return codec.encode_object(cast("object", payload)) if is_object else codec.encode(payload)
 
 
 def _checked(spec: JobSpec, new_id: str) -> NewJob:

@@ -144,7 +144,9 @@ async def test_a_payload_that_is_no_dict_is_refused(payload: Any, queue: Queue, 
     assert await look.length() == 0
 
 
-@pytest.mark.parametrize("value", [b"binary", bytearray(b"binary"), memoryview(b"binary")], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [b"binary", bytearray(b"binary"), memoryview(b"binary")], ids=["bytes", "array", "view"]
+)
 async def test_binary_data_is_refused(value: object, queue: Queue, look: Look) -> None:
     """spec 1 §3.2: binary data is not supported."""
     with pytest.raises(PayloadError) as caught:
