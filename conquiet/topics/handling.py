@@ -207,7 +207,7 @@ class Handling:
                 await asyncio.wait([work])
             except asyncio.CancelledError as error:
                 cancelled = error
-                if self._closing:
+                if self._closing or PRIVATE_LOOP.ended:
                     break
         if cancelled is not None:
             raise cancelled

@@ -160,6 +160,7 @@ class _Consumer:
 
     def _end(self) -> None:
         self._stopping.set()
+        self._worker.take_no_more()
         self._hands.wake()
 
     async def _join(self) -> None:

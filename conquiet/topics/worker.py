@@ -47,7 +47,7 @@ class Worker:
         self._metrics_of = metrics_of
         self._on_lost = on_lost
         self._on_no_group = on_no_group
-        self._is_paused = False
+        self._is_paused = self._is_ending = False
 
     def start(self, hands: Hands) -> None:
         """Let ``hands`` handle what is taken, and keep house."""
@@ -139,8 +139,14 @@ class Worker:
         self._reading.wake_all()
 
     def resume(self) -> None:
-        """Take again."""
-        self._is_paused = self._reading.is_stopped = False
+        """Take again, unless the end was asked for."""
+        self._is_paused = False
+        self._reading.is_stopped = self._is_ending
+        self._reading.wake_all()
+
+    def take_no_more(self) -> None:
+        """The end was asked for: what is taken from now on would only be in the way of the next owner."""
+        self._is_ending = self._reading.is_stopped = True
         self._reading.wake_all()
 
     def finished(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None:
@@ -149,8 +155,7 @@ class Worker:
 
     async def end(self) -> None:
         """Take nothing more, finish what is being handled within the drain time, then stop."""
-        self._reading.is_stopped = True
-        self._reading.wake_all()
+        self.take_no_more()
         draining = [self.drain(stream, at_end=True) for stream in list(self.desk.partitions)]
         try:
             async with asyncio.timeout(self._options.drain_timeout):

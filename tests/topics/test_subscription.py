@@ -367,3 +367,27 @@ async def test_what_is_taken_before_all_topics_are_joined_is_handled(url: str, k
         await entering
         await seen.saw(1)
         await subscription.aclose()
+
+
+@pytest.mark.any_server
+async def test_after_stop_nothing_more_is_taken(broker: Broker) -> None:
+    """Whoever leaves next finds it undelivered, and not pending for somebody who will not handle it."""
+    gate = asyncio.Event()
+
+    async def held(message: Message) -> None:
+        await gate.wait()
+
+    seen = Recorder(held)
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(max_inflight=1)) as subscription:
+        await broker.send("orders", 1)
+        await seen.saw(1)
+        subscription.stop()
+        await subscription.wait()
+        await broker.send("orders", 2)
+        gate.set()
+        await eventually(lambda: subscription.inflight == 0, "the first to be settled")
+        subscription.resume()
+        await asyncio.sleep(0.2)  # time for one too many
+        await seen.saw(1)
+    info = await broker.admin.describe_group("orders", "g")
+    assert (info.lag, info.pending) == (1, 0)
