@@ -139,7 +139,11 @@ class JobWorker:
                 await self._holdings.open()
                 self._settling.start()
                 background.start(self._purge(), "purge")
-                await self._claim(self._running)
+                claiming = background.start(self._claim(self._running), "claim")
+                background.start(self._cut_off(claiming), "stop")
+                await asyncio.wait([claiming])
+                if not claiming.cancelled():
+                    claiming.result()
                 patience = self._drain_timeout
             finally:
                 await background.aclose()
@@ -158,6 +162,12 @@ class JobWorker:
             await asyncio.gather(running.aclose(), self._settling.aclose(), self._holdings.aclose())
             self._running = self._loop = None
             self._stopping = asyncio.Event()
+
+    async def _cut_off(self, claiming: asyncio.Task[None]) -> None:
+        """A claim under way is waited for, since what it leases is given back; but not for ever."""
+        await self._stopping.wait()
+        await asyncio.wait([claiming], timeout=max(self._drain_timeout, 1.0))
+        claiming.cancel()
 
     # --- claiming ---------------------------------------------------------------------------------------------
 

@@ -262,3 +262,25 @@ async def test_outcomes_are_written_before_it_ends() -> None:
     counts = await queue.counts()
     assert counts[JobState.IN_FLIGHT] == 0
     assert counts[JobState.SUCCEEDED] + counts[JobState.READY] == 10
+
+
+class Silent(MemoryStore):
+    """Never answers a claim, as a server that is there but stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_claim_that_is_never_answered_does_not_hold_the_end_up() -> None:
+    store = Silent()
+    worker = worker_of(JobQueue(store, "q"), Gate(), drain_timeout=0.1)
+    async with run(worker) as task, asyncio.timeout(LONG):
+        await store.asked.wait()
+        worker.stop()
+        await task
