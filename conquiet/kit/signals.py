@@ -39,6 +39,8 @@ class _StopRequest:
 
     def install(self) -> bool:
         self._previous = signal.getsignal(self._number)
+        while isinstance(self._previous, _StopRequest) and self._previous._stop is None:
+            self._previous = self._previous._previous  # spent: it would pass this one's signal on as a second
         if self._previous in (None, signal.SIG_IGN):
             return False
         try:

@@ -372,3 +372,20 @@ def test_left_out_of_order_the_default_still_ends_the_program() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.stdout, done.returncode) == ("done\n", -signal.SIGTERM)
+
+
+def test_one_that_was_left_behind_takes_no_part() -> None:
+    """Two that are left out of order leave a spent one installed; the next stop must not end the process."""
+    stopped: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    first, second = stop_on_signals(lambda: None), stop_on_signals(lambda: None)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    try:
+        with stop_on_signals(lambda: stopped.append("once")):
+            signal.raise_signal(signal.SIGTERM)
+        assert stopped == ["once"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
