@@ -14,6 +14,7 @@ from conquiet.errors import DuplicateJobError, QueueError
 from conquiet.jobs.job import JobState, NewJob, Settlement
 from conquiet.jobs.store import Keep, Lease, Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
+from conquiet.jobs.stores.postgres.pool import Call, Pool, Rows
 from tests.rigs.postgres import LocalPostgres, schema_name
 from tests.rigs.waiting import eventually
 
@@ -275,3 +276,31 @@ def _in_thread(store: PostgresStore, pipe: Any) -> None:
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(_in_child, store, pipe).result()
+
+
+async def test_who_stands_still_between_two_statements_holds_up_nobody(
+    pg_store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process that is about to take over a lease must not keep its owner from renewing the others."""
+    await pg_store.add("q", [NewJob("late", b"1"), NewJob("other", b"1")])
+    jobs = (await pg_store.claim("q", Wanted(2, "owner", 1, 3))).jobs
+    here, go_on = asyncio.Event(), asyncio.Event()
+    rows = Pool._rows
+
+    async def halting(self: Pool, connection: Any, call: Call) -> Rows:
+        if call[0] == "promote":
+            here.set()
+            await go_on.wait()
+        return await rows(self, connection, call)
+
+    async def take_over() -> None:
+        while not here.is_set():
+            await pg_store.claim("q", Wanted(0, "heir", 60_000, 3))
+
+    monkeypatch.setattr(Pool, "_rows", halting)
+    heir = asyncio.create_task(take_over())
+    await asyncio.wait_for(here.wait(), 10)
+    leases = [Lease(job.id, job.lease_token) for job in jobs]
+    assert await asyncio.wait_for(pg_store.renew("q", leases, 60_000), 10) == [False, False]
+    go_on.set()
+    await heir

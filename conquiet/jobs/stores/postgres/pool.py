@@ -54,13 +54,13 @@ class Pool:
         outlive_fork(self)
 
     async def run(self, what: str, *calls: Call) -> list[Rows]:
-        """The rows of each call; all in one round trip and one transaction. ``what`` is for error texts."""
+        """The rows of each call, one after the other; each is a transaction of its own. ``what`` is for error texts.
+
+        So no lock is ever held while the server waits for this process: it may be stopped between two calls, and
+        whoever needs the same rows would wait as long as it stands still.
+        """
         async with self._borrowed(what) as connection:
-            if len(calls) == 1:
-                return [await (await self._send(connection, calls[0])).fetchall()]
-            async with connection.pipeline():
-                cursors = [await self._send(connection, call) for call in calls]
-            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [await self._rows(connection, call) for call in calls]
 
     async def was_added(self, what: str, call: Call) -> bool:
         """Run one call; false if it failed as a whole because of others who write the same keys."""
@@ -87,10 +87,11 @@ class Pool:
         self._mine.closings += 1
         await self._drop_idle(self._mine)
 
-    async def _send(self, connection: _Connection, call: Call) -> AsyncRawCursor[tuple[Any, ...]]:
+    async def _rows(self, connection: _Connection, call: Call) -> Rows:
         name, values = call
         cursor = AsyncRawCursor(connection)
-        return await cursor.execute(self.statements[name], values, prepare=True, binary=True)
+        await cursor.execute(self.statements[name], values, prepare=True, binary=True)
+        return await cursor.fetchall() if cursor.description else []
 
     @asynccontextmanager
     async def _borrowed(self, what: str) -> AsyncGenerator[_Connection]:
