@@ -22,6 +22,11 @@ from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.waiting import held
 
+# Fixtures that some modules name as a plugin and others import: whichever comes first.
+pytest.register_assert_rewrite(
+    "tests.contracts.jobs_fixtures", "tests.jobs.postgres_fixtures", "tests.system.jobs_fixtures"
+)
+
 
 @dataclass(frozen=True)
 class Rung:

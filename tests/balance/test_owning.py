@@ -71,7 +71,7 @@ async def test_a_foreign_entry_of_the_same_name_is_merged(crew: Crew) -> None:
     await crew.put("lbs-input", entry("s"))
     await crew.put("lbs-input", entry("behind"))
     await member.owns("s", "behind")
-    assert member.added == ["s", "behind"]
+    await eventually(lambda: member.added == ["s", "behind"], "both to be told of, once")
     assert member.balancer.owned["s"].info == {"mine": 1}
     assert list((await crew.pending()).values()) == [member.balancer.consumer] * 2
     assert id in await crew.pending()

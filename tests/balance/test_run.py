@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from conquiet.balance import StreamLease
+from conquiet.balance import StreamLease, running
 from conquiet.errors import ConfigError, LeaseLostError, StreamNotOwnedError
+from conquiet.kit.policy import Backoff
 from conquiet.wire.scripts import Script
 from tests.balance.crew import Crew, Handler, Member
 from tests.rigs.proxy import Proxy
@@ -117,16 +118,19 @@ async def test_a_failing_handler_does_not_hold_up_the_others(crew: Crew) -> None
     await member.owns("bad")
 
 
-async def test_it_waits_before_it_calls_a_failed_handler_again(crew: Crew) -> None:
+async def test_it_waits_before_it_calls_a_failed_handler_again(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_AGAIN", Backoff(base=10, cap=10, kind="fixed"))
+
     async def fail(stream: str, lease: StreamLease) -> None:
         raise _Odd
 
     handler = Handler(fail)
     member = await crew.running("m", handler)
     await member.balancer.add_stream("s")
-    await eventually(lambda: len(handler.calls) == 1, "a call")
-    await asyncio.sleep(0.1)
-    assert len(handler.calls) <= 2
+    await eventually(lambda: bool(handler.calls), "a call")
+    assert len(handler.calls) == 1
+    crew.clock.advance(10)
+    await eventually(lambda: len(handler.calls) == 2, "another")
 
 
 async def test_a_handler_may_finish_or_release_its_stream_itself(crew: Crew) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from conquiet import QueueConfig
 from tests.rigs.proxy import Proxy
+from tests.rigs.scraping import value
 from tests.rigs.waiting import eventually
 
 __all__ = ["Commands", "Look", "Row", "proxied", "recorded", "sample"]
@@ -171,4 +171,4 @@ def _unescaped(word: bytes) -> str:
 
 def sample(name: str, stream: str) -> float:
     """The value of a metric as a scrape would show it."""
-    return REGISTRY.get_sample_value(name, {"stream": stream}) or 0.0
+    return value(name, stream=stream) or 0.0

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from prometheus_client import REGISTRY
 from redis.exceptions import ResponseError
 
 from conquiet import ConfigError, MalformedMessageError, QueueConfig, QueueConsumer, QueueError, QueueMessage, sync
 from conquiet.metrics import NAMES
 from tests.contracts.flavours import Consumer, Flavour, Queue
 from tests.contracts.looking import Look, recorded, sample
+from tests.rigs.scraping import families
 from tests.rigs.waiting import eventually
 
 
@@ -373,5 +373,6 @@ async def test_metrics_are_the_lower_levels_and_counted_once(
     assert sample("conquiet_queue_messages_read_total", config.stream_key) == 1
     assert sample("conquiet_queue_messages_ack_total", config.stream_key) == 1
     assert sample("conquiet_queue_read_latency_seconds_count", config.stream_key) == 1
-    families = {family.name for family in REGISTRY.collect() if family.name.startswith("conquiet_queue")}
-    assert families == {name.removesuffix("_total") for name in NAMES if name.startswith("conquiet_queue")}
+    assert {family.name for family in families("conquiet_queue")} == {
+        name.removesuffix("_total") for name in NAMES if name.startswith("conquiet_queue")
+    }

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from conquiet import EmbeddedRedis, QueueConfig, QueueError, QueueMessage
 from tests.contracts.flavours import Flavour, Queue
 from tests.contracts.looking import Look, proxied, recorded, sample
+from tests.rigs.scraping import families
 
 READ = "conquiet_queue_messages_read_total"
 ACKED = "conquiet_queue_messages_ack_total"
@@ -214,10 +215,9 @@ async def test_the_four_metrics_have_exactly_their_names_and_one_label(queue: Qu
     exposed = {name for name in _exposed(config.stream_key) if not name.endswith("_created")}
     latency = "conquiet_queue_read_latency_seconds"
     assert exposed == {READ, ACKED, CLAIMED, f"{latency}_count", f"{latency}_sum", f"{latency}_bucket"}
-    for family in REGISTRY.collect():
+    for family in families("conquiet_queue"):
         for line in family.samples:
-            if line.name.startswith("conquiet_queue"):
-                assert set(line.labels) - {"le"} == {"stream"}
+            assert set(line.labels) - {"le"} == {"stream"}
 
 
 async def test_the_metrics_count_what_redis_answered(queue: Queue, rival: Queue, config: QueueConfig) -> None:

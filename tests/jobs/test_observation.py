@@ -9,7 +9,6 @@ from typing import Literal
 from uuid import uuid4
 
 import pytest
-from prometheus_client import REGISTRY
 
 from conquiet import ConfigError, QueueError
 from conquiet.jobs import observation
@@ -19,6 +18,7 @@ from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.memory import MemoryStore
 from conquiet.kit.loopthread import PRIVATE_LOOP, on_private_loop
 from conquiet.metrics import JobGauges
+from tests.rigs.scraping import value
 from tests.rigs.waiting import LONG
 
 WANTED = Wanted(count=100, worker="w", ttl_ms=60_000, max_retries=3)
@@ -79,7 +79,7 @@ def collecting(store: MemoryStore, queues: Sequence[str]) -> Iterator[Collector]
 
 
 def scraped(name: str, **labels: str) -> float | None:
-    return REGISTRY.get_sample_value(f"conquiet_jobs_{name}", labels)
+    return value(f"conquiet_jobs_{name}", **labels)
 
 
 def stored(queue: str) -> dict[str, float | None]:

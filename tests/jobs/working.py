@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY
-
 from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, MemoryStore, RetryPolicy
 from conquiet.jobs.store import Claimed, Wanted
 from tests.contracts.jobs_flavours import serving
+from tests.rigs.scraping import samples
 from tests.rigs.waiting import LONG, eventually
 
 __all__ = ["AT_ONCE", "Gate", "Holding", "Watched", "counted", "queue_in", "ran", "settled", "working"]
@@ -108,10 +107,7 @@ def ran(queue: JobQueue) -> dict[str, float]:
 
 
 def _shown(what: str) -> Iterator[tuple[dict[str, str], float]]:
-    # Of one family only: by the end of a long session there are series of thousands of queues.
-    name = f"conquiet_jobs_{what}"
-    for family in REGISTRY.restricted_registry([name]).collect():
-        yield from ((sample.labels, sample.value) for sample in family.samples if sample.name == name)
+    return ((sample.labels, sample.value) for sample in samples(f"conquiet_jobs_{what}"))
 
 
 class Watched(MemoryStore):

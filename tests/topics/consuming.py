@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from prometheus_client import REGISTRY
-
 from conquiet import Backoff, RetryPolicy
 from conquiet.kit.loopthread import on_private_loop
 from conquiet.message import Message
 from conquiet.topics import Broker, DeadLetter, Messages, SubscribeOptions, Subscription
+from tests.rigs.scraping import samples
 from tests.rigs.waiting import eventually
 
 __all__ = ["AT_ONCE", "Recorder", "buried", "counted", "finished", "impatient", "vanish"]
@@ -88,5 +87,4 @@ async def vanish(consumer: Subscription | Messages) -> None:
 def counted(what: str, **labels: str) -> float:
     """What a counter of the topics room shows, over all labels that are not given."""
     name = f"conquiet_topics_{what}_total"
-    samples = [sample for family in REGISTRY.collect() for sample in family.samples if sample.name == name]
-    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+    return sum(sample.value for sample in samples(name) if labels.items() <= sample.labels.items())

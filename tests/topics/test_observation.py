@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from prometheus_client import REGISTRY
 
 from conquiet import Broker, ConfigError, Outgoing
 from conquiet.wire.keys import Keys
+from tests.rigs.scraping import value
 
 pytestmark = pytest.mark.cluster_too
 
@@ -22,7 +22,7 @@ async def broker(url: str, keys: Keys) -> AsyncIterator[Broker]:
 
 async def scraped(name: str, **labels: str) -> float | None:
     """A value as a scrape shows it; scrapes come from threads of their own."""
-    return await asyncio.to_thread(REGISTRY.get_sample_value, f"conquiet_topics_{name}", labels)
+    return await asyncio.to_thread(value, f"conquiet_topics_{name}", **labels)
 
 
 async def test_lengths_backlogs_and_owners_are_shown(broker: Broker, keys: Keys) -> None:
