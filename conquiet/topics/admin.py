@@ -120,7 +120,8 @@ class Admin:
     async def reset_group(self, topic: TopicLike, group: str, to: ResetTo, force: bool = False) -> None:
         """Let a group go on from ``"earliest"``, ``"latest"``, a time, or after an entry ID for each partition.
 
-        What it had not finished is forgotten. Refused while it has live members, unless ``force``.
+        What it had not finished is forgotten. Refused while it has live members, unless ``force``, and for the
+        group of a Spark query always: where that goes on is in its checkpoint.
         """
         await removal.reset_group(self._site, await self._find(topic), rules.text("group", group), to, force)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from conquiet.errors import ConfigError
 from conquiet.kit import codec
@@ -112,7 +112,11 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """How a group stands on a topic; ``unowned`` are the partitions that nobody serves now."""
+    """How a group stands on a topic; ``unowned`` are the partitions that nobody serves now.
+
+    The group of a Spark query (``owner`` is ``"spark"``) has a place and a lag, and neither members nor anything
+    pending; no partition of it is to be owned.
+    """
 
     topic: str
     group: str
@@ -122,6 +126,7 @@ class GroupInfo:
     members: tuple[MemberInfo, ...]
     unowned: tuple[int, ...]
     partitions: tuple[GroupPartition, ...]
+    owner: Literal["members", "spark"] = "members"
 
 
 # --- topics ---------------------------------------------------------------------------------------------
@@ -181,7 +186,7 @@ async def _looks(site: Site, topic: Topic) -> list[Look]:
 async def _all_names(site: Site, topic: Topic, looks: list[Look]) -> set[str]:
     key = site.keys.groups(topic.name)
     known = _names(await site.link.call(key, pack("SMEMBERS", key)))
-    return set(known.union(*(look.groups for look in looks)))
+    return set(known.union(topic.spark_groups, *(look.groups for look in looks)))
 
 
 # --- groups ---------------------------------------------------------------------------------------------
@@ -218,6 +223,7 @@ async def describe_group(site: Site, topic: Topic, group: str) -> GroupInfo:
     parts = [
         _group_partition(index, stand, lag, heard) for index, (stand, lag) in enumerate(zip(stands, lags, strict=True))
     ]
+    is_spark = group in topic.spark_groups
     return GroupInfo(
         topic.name,
         group,
@@ -225,8 +231,9 @@ async def describe_group(site: Site, topic: Topic, group: str) -> GroupInfo:
         sum(part.pending for part in parts),
         len(members),
         tuple(members),
-        tuple(part.index for part in parts if part.owner is None),
+        tuple(part.index for part in parts if part.owner is None and not is_spark),
         tuple(parts),
+        "spark" if is_spark else "members",
     )
 
 

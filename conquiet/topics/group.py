@@ -17,6 +17,7 @@ from conquiet.topics import growth
 from conquiet.topics.assignment import Seat, assign
 from conquiet.topics.gate import HOLD, Gate
 from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.progress import refuse_spark, settled, spark_owned
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
 from conquiet.wire import streams
@@ -108,6 +109,7 @@ class Member:
         self._limits: dict[int, str] = {}
         self._gate = Gate(site, group)
         self._since = 0
+        self._is_established = False
         self._generation = b""
         self._look_at = 0.0
         self._changed = asyncio.Event()
@@ -129,7 +131,9 @@ class Member:
 
     async def join(self) -> None:
         """Make sure that topic and group exist, become a member and take what is free."""
-        self._topic = await self._registry.look(self._name)
+        topic = await self._registry.look(self._name)
+        refuse_spark(topic, self._group)
+        self._topic = topic
         if self._topic.legacy and self._options.retry.mode == "requeue":
             raise ConfigError("a legacy stream cannot carry requeued messages: retry there with mode='park'")
         await self._ensure_group(self._topic)
@@ -276,6 +280,7 @@ class Member:
             if await self._site.link.call(key, pack("PTTL", key)) > 0:  # see delete_topic
                 raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
             found = await self._registry.restore(self.topic)
+        found = await self._heed_spark(found)
         if found.next_count is not None and self._site.clock.monotonic() > found.switch_at + growth.OVERDUE:
             await growth.finish_growth(self._site, self._registry, found)
             found = await self._registry.look(self._topic_name)
@@ -283,6 +288,18 @@ class Member:
             _log.info("topic %r grew to %d partitions", found.name, found.partitions)
         self._topic = found
         return found
+
+    async def _heed_spark(self, topic: Topic) -> Topic:
+        """The topic, unless its meta says that the group is a Spark query's.
+
+        Whoever wants to make it one looks for members first. So a member that was one before it was looked for goes
+        on, and one that has just joined waits for the outcome, which may be either.
+        """
+        if not self._is_established:
+            topic = await settled(self._site, self._registry, topic, self._group)
+        refuse_spark(topic, self._group)
+        self._is_established = True
+        return topic
 
     async def _owners(self, topic: Topic, now: int) -> tuple[dict[int, str], float]:
         """Who holds each partition now, and in how many seconds the first of these leases can run out."""
@@ -315,6 +332,8 @@ class Member:
         if status == b"OK":
             self._known.add(index)
             self._begin(topic, index, stream, rest, asked)
+        elif status == b"SPARK":
+            raise spark_owned(topic, self._group)
         elif status == b"DELETED":
             raise GroupLostError(f"group {self._group!r} of topic {topic.name!r} was deleted")
         elif status == b"NOGROUP":

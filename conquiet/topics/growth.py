@@ -13,6 +13,7 @@ from typing import Final
 
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit import codec, rules
+from conquiet.topics.progress import extend_groups
 from conquiet.topics.registry import FRESH, Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.wire.keys import name
@@ -63,6 +64,8 @@ async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
         return
     await site.clock.sleep(max(topic.switch_at + _SETTLE - site.clock.monotonic(), 0.0))
     ends = await asyncio.gather(*(_end(site, stream) for stream in topic.streams(site.keys)))
+    found = await registry.look_up(topic.name) or topic
+    await extend_groups(site, found, range(topic.partitions, topic.next_count))
     step = codec.encode({"before": topic.partitions, "after": topic.next_count, "ends": ends})
     key = site.keys.meta(topic.name)
     await site.run(key, _COMMIT([key], site.clock.offset_ms, topic.partitions, topic.next_count, step))

@@ -22,6 +22,8 @@ FRESH: Final = 1.0
 
 _CREATE: Final = Script.named("topic_create")
 _LOOK: Final = Script.named("topic_look")
+_GROUP: Final = b"group:"
+"""How fields of the meta begin that tell whose a group is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class Topic:
     next_count: int | None = None
     switch_at: float = 0.0
     legacy: bool = False
+    spark_groups: frozenset[str] = frozenset()
+    """The groups of Spark queries, which nobody can subscribe to."""
+    claimed_groups: frozenset[str] = frozenset()
+    """Those of which it is being looked into whether they can become such."""
 
     def stream(self, keys: Keys, partition: int) -> str:
         """The key of a partition."""
@@ -160,7 +166,8 @@ class Registry:
         policies = codec.encode({"retention": topic.retention.plain()})
         since = topic.created_ms or ""
         asked = clock.monotonic()
-        call = _CREATE([key], clock.offset_ms, topic.partitions, topic.partitioner, policies, since)
+        spark = sorted(topic.spark_groups)
+        call = _CREATE([key], clock.offset_ms, topic.partitions, topic.partitioner, policies, since, *spark)
         _, *meta = await self._site.run(key, call)
         self.forget(topic.name)
         found = self._topic(topic.name, meta, 0, asked)
@@ -201,6 +208,7 @@ def _topic_of(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float)
     growth = codec.decode(fields.get(b"growth", b"[]"))
     effective = fields.get(b"effectiveAt")
     planned = fields.get(b"nextCount")
+    marks = {key[len(_GROUP) :].decode(): mark.decode() for key, mark in fields.items() if key.startswith(_GROUP)}
     return Topic(
         topic,
         _count(fields[b"partitionCount"]),
@@ -212,7 +220,14 @@ def _topic_of(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float)
         tuple(Growth(step["before"], step["after"], tuple(step["ends"])) for step in growth),
         None if planned is None else _count(planned),
         asked + (int(effective) - now) / 1000 if effective is not None else 0.0,
+        spark_groups=frozenset(group for group, mark in marks.items() if mark == "spark"),
+        claimed_groups=frozenset(group for group, mark in marks.items() if _claimed_until(mark) > now),
     )
+
+
+def _claimed_until(mark: str) -> int:
+    what, _, rest = mark.partition(":")
+    return int(rest.partition(":")[0]) if what == "claim" else 0
 
 
 def _count(value: bytes) -> int:

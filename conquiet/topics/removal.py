@@ -11,6 +11,7 @@ from conquiet.errors import ConfigError, QueueError
 from conquiet.topics.deadletter import forward
 from conquiet.topics.description import group_names, live_members, look_at
 from conquiet.topics.growth import call_members
+from conquiet.topics.progress import unmark
 from conquiet.topics.registry import FRESH, Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.topics.stamps import before, entry_id
@@ -38,6 +39,9 @@ async def reset_group(site: Site, topic: Topic, group: str, to: ResetTo, force: 
     partitions again. Each partition changes at once, the partitions one after the other; safe to repeat.
     """
     places = _places(topic, to)
+    if group in topic.spark_groups:
+        what = f"group {group!r} of topic {topic.name!r} is a Spark query's: where it goes on is in its checkpoint"
+        raise ConfigError(f"cannot reset it here, since {what}")
     await _known(site, topic, group)
     await _refuse_if_live(site, topic, [group], "reset group", force)
     for partition, id in places.items():
@@ -85,6 +89,8 @@ async def delete_group(site: Site, topic: Topic, group: str, force: bool = False
     forwarded = site.keys.forwarded(topic.name)
     for start in range(0, len(outboxes), _PAGE):
         await site.link.call(forwarded, pack("HDEL", forwarded, *outboxes[start : start + _PAGE]))
+    if not topic.legacy:
+        await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
     key = site.keys.groups(topic.name)
     await site.link.call(key, pack("SREM", key, group))
 

@@ -98,9 +98,17 @@ class _Run:
 
     async def _replay(self, partition: int, letters: Sequence[DeadLetter]) -> list[str]:
         """The letters of a partition that are given back, now or before."""
-        mine = [letter for letter in letters if letter.partition == partition]
+        mine = [letter for letter in letters if letter.partition == partition and not self._refuses(letter)]
         replies = await self.site.run_many(self._stream(partition), [self._call(letter) for letter in mine])
         return [letter.id for letter, reply in zip(mine, replies, strict=True) if self._took(letter, reply)]
+
+    def _refuses(self, letter: DeadLetter) -> bool:
+        """Whether nobody would get the letter: what a Spark query reads is no matter of its group."""
+        is_spark = letter.group in self.topic.spark_groups
+        if is_spark:
+            what = f"group {letter.group!r} is a Spark query's, which is given nothing"
+            self.refusals.append(ConfigError(f"letter {letter.id}: {what}"))
+        return is_spark
 
     async def _end(self, partition: int, removed: Sequence[str]) -> None:
         key = self.site.keys.replayed(self._stream(partition))

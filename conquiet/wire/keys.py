@@ -111,6 +111,14 @@ class Keys:
         """HASH: what retention has removed."""
         return self._beside("trim", stream)
 
+    def written(self, stream: str, write: str, batch: int) -> str:
+        """HASH or SET of what a repeatable write has put into a partition; runs out by itself."""
+        return self._beside("written", stream, f"{write}:{batch}")
+
+    def write(self, topic: str, write: str) -> str:
+        """HASH: how far a repeatable write to a topic has come."""
+        return self._under(f"streaming:mq:topic:{topic}:write:{write}")
+
     def of_partition(self, stream: str) -> list[str]:
         """Every key of a partition that belongs to no group, the stream first."""
         beside = (self.delayed, self.delayed_items, self.dedup, self.dedup_ids, self.replayed, self.trim)

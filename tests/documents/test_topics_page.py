@@ -21,7 +21,7 @@ OTHERS = ("balance_", "jobs_")
 WHOLE = {
     name: text for name, text in SCRIPTS.items() if not text.startswith("-- Fragment") and not name.startswith(OTHERS)
 }
-PLACES = {"topic": "T", "group": "G", "stream": "S", "index": "i"}
+PLACES = {"topic": "T", "group": "G", "stream": "S", "index": "i", "write": "W", "batch": "n"}
 LISTS = {"of_partition", "of_group"}
 ROW = re.compile(r"^\| `(\w+)` \|.*\| (yes|no) \|$", re.MULTILINE)
 

@@ -8,7 +8,7 @@
 local lease, stream, retry, attempts, outbox, trim = unpack(KEYS)
 local offset, group = unpack(ARGV)
 local now = string.format('%.0f', now_ms(offset))
-redis.call('HDEL', lease, 'owner', 'until_ms', 'running', 'resume')
+redis.call('HDEL', lease, 'owner', 'until_ms', 'running', 'resume', 'spark')
 redis.call('HINCRBY', lease, 'epoch', 1)
 redis.call('HSET', lease, 'deleted_ms', now)
 -- Whoever removes the topic one day finds the lease by this.

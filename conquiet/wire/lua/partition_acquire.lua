@@ -4,14 +4,16 @@
 --        known ('1': the group existed before), start ID if such a group is gone ('fail', 'resume' or an ID)
 -- RETURNS {'OK', epoch, owner who did not release or '', suspect that it was running or '', last delivered ID}
 --         {'HELD', owner, ms left} | {'DELETED'} the group was deleted after the owner joined | {'NOGROUP'}
+--         {'SPARK'} it is a Spark query's, and nobody can consume with it
 --#include clock
 --#include lease
 --#include rows
 local lease, stream = KEYS[1], KEYS[2]
 local owner, ttl, offset, group, start, since, known, lost = unpack(ARGV)
 local now = now_ms(offset)
-local deleted, resume, running = unpack(redis.call('HMGET', lease, 'deleted_ms', 'resume', 'running'))
+local deleted, resume, running, spark = unpack(redis.call('HMGET', lease, 'deleted_ms', 'resume', 'running', 'spark'))
 if deleted and tonumber(deleted) >= tonumber(since) then return {'DELETED'} end
+if spark then return {'SPARK'} end
 local other, left = held_by_other(lease, owner, now)
 if other then return {'HELD', other, left} end
 
