@@ -51,6 +51,7 @@ def postgres() -> Iterator[LocalPostgres]:
 
 
 @pytest.mark.any_server
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_block_runs(name: str, server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = tmp_path / "block.py"
@@ -59,7 +60,7 @@ def test_block_runs(name: str, server: Server, tmp_path: Path, request: pytest.F
         program = program.replace("postgresql://localhost/app", request.getfixturevalue("postgres").dsn)
     path.write_text(program, encoding="utf-8")
     command = [sys.executable, "-W", "error", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
 
 

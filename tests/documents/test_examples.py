@@ -23,6 +23,7 @@ SAYS = {
     "quickstart": "5 in the stream, 0 not acknowledged",
     "quickstart_sync": "5 in the stream, 0 not acknowledged",
     "retry_and_dead_letters": "retries exhausted after 3 attempts",
+    "spark_pipeline": "to the cent and each of them once, in the topic and in Parquet",
     "topics": "of them again, 0 lost",
     "worker_with_database": "6 orders, 6000 cents, 0 not acknowledged",
 }
@@ -34,10 +35,10 @@ def test_no_example_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(420)
 def test_example_runs(name: str) -> None:
     command = [sys.executable, "-W", "error", f"examples/{name}.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     assert SAYS[name] in done.stdout

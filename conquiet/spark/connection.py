@@ -1,0 +1,47 @@
+"""The way from Spark's processes to a topic: opened where it is needed, closed when that is done."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from conquiet.errors import ConfigError, UnknownTopicError
+from conquiet.spark.options import Place
+from conquiet.sync._portal import call
+from conquiet.topics.registry import Registry, Topic
+from conquiet.topics.site import Site
+from conquiet.wire.address import Address
+from conquiet.wire.keys import Keys
+from conquiet.wire.link import Link
+
+__all__ = ["connected", "find", "not_legacy", "opened"]
+
+
+def opened(place: Place) -> Site:
+    """A way to ``place`` that connects with the first call; ``ConfigError`` for a URL that cannot be one."""
+    return Site(Link(Address.of(place.url)), Keys(place.namespace))
+
+
+@contextmanager
+def connected(place: Place) -> Generator[Site]:
+    """A way to ``place``, closed at the end of the block."""
+    site = opened(place)
+    try:
+        yield site
+    finally:
+        call(site.link.aclose)
+
+
+async def find(site: Site, place: Place) -> Topic:
+    """The topic as it is now; ``UnknownTopicError`` if there is none. Nothing is written: streams ask very often."""
+    found = await Registry(site).look_up(place.topic)
+    if found is None:
+        raise UnknownTopicError(f"there is no topic {place.topic!r}: create_topic makes one")
+    return found
+
+
+def not_legacy(topic: Topic) -> Topic:
+    """``topic``, unless it is a plain stream, which cannot hold what rows have."""
+    if topic.legacy:
+        raise ConfigError(f"{topic.name!r} is a plain stream, not a topic: create_topic makes one to write to")
+    return topic

@@ -1,0 +1,299 @@
+"""A topic as a stream: Spark keeps the offsets in its checkpoint, so a restart goes on exactly where it stopped.
+
+An offset is, for each partition, the ID of the last entry that was read and how many entries had ever been added up
+to there (``null`` where that is not known). The second number tells whether entries were removed unread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from conquiet.errors import GroupLostError, QueueError
+from conquiet.kit.policy import Backoff
+from conquiet.spark.connection import find, opened
+from conquiet.spark.failures import briefly
+from conquiet.spark.options import ReadOptions
+from conquiet.spark.reading import Slice, check_starts, lost, read_slice, split
+from conquiet.spark.versions import AvailableNow, read_limit
+from conquiet.sync._portal import call
+from conquiet.topics.progress import Position, adopt_group, publish_progress
+from conquiet.topics.registry import Registry, Topic, id_order
+from conquiet.topics.scan import BEGINNING, End, before, count_after, ends, last_up_to, removed_after
+from conquiet.topics.site import Site
+
+__all__ = ["TopicStreamReader"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Offset: TypeAlias = "dict[str, list[Any]]"
+"""By partition: the last ID, and how many entries were ever added up to it."""
+
+_log = logging.getLogger("conquiet.spark")
+_TRIES: Final = 8
+_BETWEEN: Final = Backoff(base=0.1, cap=3.0, kind="exponential")
+_SHOWN: Final = 5.0
+"""For how many seconds a group of which nothing new can be told counts as served."""
+
+
+class TopicStreamReader(DataSourceStreamReader, AvailableNow):
+    """Plans the micro-batches in the driver, and reads their slices in the tasks.
+
+    A failing server is asked again for about 15 seconds: an error here would end the query.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._site: Site | None = None
+        self._target: Offset | None = None
+        """Where a query ends that reads what is available now."""
+        self._reached: Offset | None = None
+        """Where the last batch ends that was planned; for versions of Spark that do not tell."""
+        self._adopted = 0
+        """For how many partitions the group is known to be there."""
+        self._published: Offset | None = None
+        self._published_at = 0.0
+
+    def __getstate__(self) -> object:
+        return (self._options, self._schema)
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    # --- what Spark calls in the driver --------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query begins that has no checkpoint."""
+        offset = self._ask(self._initial)
+        self._reached = offset
+        return offset
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
+        """Where the next batch ends."""
+        since = self._reached if start is None else dict(start)
+        most = self._options.most if start is None else getattr(limit, "max_rows", None)
+        end = self._ask(self._latest, since, most)
+        self._reached = end
+        return end
+
+    def getDefaultReadLimit(self) -> Any:
+        """The user's own limit."""
+        return read_limit(self._options.most)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Where the topic ends; for progress reports."""
+        return self._ask(self._end_of_all)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is added from now on is not for this query."""
+        self._target = self._ask(self._end_of_all)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """What the tasks of a batch read: all between two offsets."""
+        return [*self._ask(self._slices, start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A batch is done, and the next one under way: operators can see it."""
+        if self._options.group is not None:
+            self._ask(self._publish, end)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        site, self._site = self._site, None
+        if site is not None:
+            call(site.link.aclose)
+
+    # --- what it calls in the tasks --------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The entries of a slice."""
+        assert isinstance(partition, Slice)
+        return read_slice(self._options, self._schema, partition)
+
+    # --- asking the server -----------------------------------------------------------------------------------------
+
+    @briefly
+    def _ask(self, question: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        for retry in range(_TRIES - 1):
+            try:
+                return call(question, *args, **kwargs)
+            except QueueError as error:
+                if "were removed before they were read" in str(error) or isinstance(error, GroupLostError):
+                    raise
+                if self._reached is None:
+                    raise  # the first question is not repeated: a server that is not there is the user's to see
+                _log.warning("topic %r: asked again: %s", self._options.place.topic, error)
+                time.sleep(_BETWEEN.delay(retry))
+        return call(question, *args, **kwargs)
+
+    async def _look(self) -> tuple[Site, Topic, list[End]]:
+        if self._site is None:
+            self._site = opened(self._options.place)
+        topic = await find(self._site, self._options.place)
+        return self._site, topic, await ends(self._site, topic)
+
+    async def _initial(self) -> Offset:
+        site, topic, found = await self._look()
+        check_starts(self._options, topic)
+        offset: Offset = {}
+        for partition, end in enumerate(found):
+            offset[str(partition)] = await self._beginning(site, topic.stream(site.keys, partition), partition, end)
+        await self._adopt(site, topic, offset)
+        return offset
+
+    async def _beginning(self, site: Site, stream: str, partition: int, end: End) -> list[Any]:
+        """Where a partition is begun: always a place that it has had, so that what is missing later was lost."""
+        options = self._options
+        given = options.since or (options.starts or {}).get(str(partition))
+        if given is None:
+            given = end.last if options.start == "latest" else BEGINNING
+        if end.first is None or id_order(given) >= id_order(end.last):
+            return [end.last, end.added]
+        if id_order(given) < id_order(end.first):
+            return [before(end.first), end.gone]
+        return [await last_up_to(site, stream, given) or given, None]
+
+    async def _end_of_all(self) -> Offset:
+        _, _, found = await self._look()
+        return {str(partition): [end.last, end.added] for partition, end in enumerate(found)}
+
+    async def _latest(self, since: Offset | None, most: int | None) -> Offset:
+        site, topic, found = await self._look()
+        if since is not None and self._options.group is not None:
+            await self._adopt(site, topic, since)
+            await self._publish(since)
+        whole = _whole(self._target, found, since or {})
+        if most is None or since is None:
+            return whole
+        offset: Offset = {}
+        left = most
+        if most < len(whole):  # not all get something, so it is their turn who have waited the longest
+            order = sorted(whole, key=lambda partition: id_order(_position(since, partition)[0]))
+        else:  # partitions with little to read leave the rest to the others
+            order = sorted(whole, key=lambda partition: _backlog(since, whole, partition))
+        for done, partition in enumerate(order):
+            share = -(-left // (len(order) - done))
+            start = _position(since, partition)
+            stream, end = topic.stream(site.keys, int(partition)), found[int(partition)]
+            count, offset[partition] = await _bounded(site, stream, start, whole[partition], end, share)
+            left -= count
+        return {partition: offset[partition] for partition in whole}
+
+    async def _slices(self, start: Offset, end: Offset) -> list[Slice]:
+        site, topic, found = await self._look()
+        slices: list[Slice] = []
+        for partition in sorted(start.keys() | end.keys(), key=int):
+            index, (since, read) = int(partition), _position(start, partition)
+            until, added = end.get(partition, (None, None))
+            if until == since:
+                continue
+            if until is None or index >= len(found):
+                lost(self._options, index, None)  # the topic was made again, with fewer partitions
+                continue
+            now = found[index]
+            if _is_another(now, since, read):
+                lost(self._options, index, None)
+                since, read = _begin_again(now, since), None
+            elif (gone := removed_after(now, since, read)) != 0:
+                lost(self._options, index, gone)
+                read = None
+            expected = added - read if added is not None and read is not None else None
+            whole = Slice(index, topic.stream(site.keys, index), since, until, expected)
+            slices += split(whole, now, self._options.splits)
+        return slices
+
+    # --- the group -------------------------------------------------------------------------------------------------
+
+    async def _adopt(self, site: Site, topic: Topic, offset: Offset) -> None:
+        group = self._options.group
+        if group is None or self._adopted >= topic.partitions:
+            return
+        places = {index: _progress(_position(offset, str(index))) for index in range(topic.partitions)}
+        await adopt_group(site, Registry(site), topic, group, places)
+        self._adopted = topic.partitions
+
+    async def _publish(self, offset: Offset) -> None:
+        if self._options.group is None:
+            return
+        if offset == self._published and time.monotonic() - self._published_at < _SHOWN:
+            return
+        if self._site is None:
+            self._site = opened(self._options.place)
+        topic = await find(self._site, self._options.place)
+        places = {int(partition): _progress(place) for partition, place in offset.items()}
+        there = {partition: place for partition, place in places.items() if partition < topic.partitions}
+        await publish_progress(self._site, topic, self._options.group, there)
+        self._published, self._published_at = offset, time.monotonic()
+
+
+async def _bounded(
+    site: Site, stream: str, start: list[Any], whole: list[Any], end: End, most: int
+) -> tuple[int, list[Any]]:
+    """How many entries a batch takes of one partition, at most so many, and where it ends there."""
+    since, read = start
+    if since == whole[0]:
+        return 0, start
+    if _is_another(end, since, read):
+        since, read = _begin_again(end, since), end.gone
+    if read is not None and whole[1] is not None:
+        read = max(read, end.gone or 0)
+        if whole[1] - read <= most:
+            return whole[1] - read, whole
+    count, last = await count_after(site, stream, since, whole[0], most) if most > 0 else (0, since)
+    if last == whole[0]:
+        return count, whole
+    return count, [last, None if read is None else read + count]
+
+
+def _whole(target: Offset | None, found: list[End], since: Offset) -> Offset:
+    """Where everything ends, as far as the query is to read it."""
+    whole: Offset = {}
+    for index, end in enumerate(found):
+        partition = str(index)
+        place: list[Any] | None = [end.last, end.added] if target is None else target.get(partition)
+        reached = since.get(partition)
+        if place is None or (reached is not None and _is_done(reached[0], place[0], target is not None)):
+            place = reached
+        if place is not None:
+            whole[partition] = place
+    return whole
+
+
+def _is_done(reached: str, end: str, is_fixed: bool) -> bool:
+    """Whether nothing is left to read; a query may begin behind an end that was fixed before."""
+    # What differs in nothing but a count that was not known is no new batch.
+    return reached == end or (is_fixed and id_order(reached) > id_order(end))
+
+
+def _is_another(end: End, since: str, read: int | None) -> bool:
+    """Whether the partition was made again after it was read up to ``since``, or the server forgot it."""
+    fewer = read is not None and end.added is not None and end.added < read
+    return fewer or id_order(end.last) < id_order(since)
+
+
+def _begin_again(end: End, since: str) -> str:
+    """Where such a partition is begun. IDs tell the time: where they can, all that is new comes after ``since``."""
+    return BEGINNING if id_order(end.last) < id_order(since) else since
+
+
+def _position(offset: Mapping[str, Any], partition: str) -> list[Any]:
+    """Where a partition stands; one that was not there yet is read from its beginning."""
+    return list(offset.get(partition, [BEGINNING, 0]))
+
+
+def _backlog(since: Offset, whole: Offset, partition: str) -> float:
+    (reached, read), (end, added) = _position(since, partition), whole[partition]
+    if reached == end:
+        return 0
+    return float("inf") if read is None or added is None else added - read
+
+
+def _progress(place: list[Any]) -> Position:
+    return Position(place[0], place[1])

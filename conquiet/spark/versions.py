@@ -1,0 +1,42 @@
+"""What PySpark's versions from 4.0 to 4.3 call differently, or do not have yet."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import datasource
+from pyspark.sql.pandas import types as _types
+from pyspark.sql.types import StructType
+
+__all__ = ["HANDS_OVER_ARROW", "AvailableNow", "StreamWriter", "arrow_schema", "read_limit"]
+
+HANDS_OVER_ARROW: bool = hasattr(datasource, "DataSourceStreamArrowWriter")
+"""Whether a stream gives its writer record batches; before 4.1 they are rows."""
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamWriter
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as AvailableNow
+else:
+    StreamWriter = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
+    try:
+        AvailableNow = import_module("pyspark.sql.streaming.datasource").SupportsTriggerAvailableNow
+    except ImportError:  # before 4.2 nobody asks a source for its end
+
+        class AvailableNow:
+            """Nothing."""
+
+
+def arrow_schema(schema: StructType) -> Any:
+    """What Spark wants record batches to look like."""
+    convert: Any = _types.to_arrow_schema  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    try:
+        return convert(schema, timezone="UTC")
+    except TypeError:  # before 4.2 it took no time zone, and meant UTC
+        return convert(schema)
+
+
+def read_limit(most: int | None) -> Any:
+    """How much a batch may have; from 4.2 on Spark asks."""
+    limits: Any = import_module("pyspark.sql.streaming.datasource")
+    return limits.ReadAllAvailable() if most is None else limits.ReadMaxRows(most)

@@ -1,0 +1,285 @@
+"""What one task of Spark writes: its rows find their partitions and go out in chunks, each of which is kept once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import StringType, StructType
+
+from conquiet.errors import ConquietError
+from conquiet.spark.connection import connected, find, not_legacy
+from conquiet.spark.options import Place
+from conquiet.spark.rows import Layout, Unfit, by_type, check_texts
+from conquiet.sync._portal import call
+from conquiet.topics.partitioner import NAMED
+from conquiet.topics.registry import Topic
+from conquiet.topics.repeatable import CHUNK, CHUNK_BYTES, Appended, Appender, Chunk, Write, begin, forget
+from conquiet.topics.site import Site
+
+__all__ = ["TaskWriter", "done_with", "say", "totals", "write_batches", "write_rows"]
+
+_log = logging.getLogger("conquiet.spark")
+_Made: TypeAlias = tuple[bytes, bytes | None, bytes | None, bytes | None]
+"""A row's payload, key, headers and ID."""
+_REMEMBERED: Final = 100_000
+"""Keys whose partitions are not computed again."""
+_PAGE: Final = 1_000
+"""Rows that are turned into bytes at a time."""
+
+
+def say(text: str) -> None:
+    """Put a line into the task's log, which is standard error where nobody has set up logging."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info(text)
+    else:
+        sys.stderr.write(f"conquiet.spark: {text}\n")
+
+
+class TaskWriter:
+    """Cuts rows into chunks by partition, and has them sent while the next ones are made."""
+
+    def __init__(self, site: Site, topic: Topic, write: Write, part: int) -> None:
+        self._partitions = call(begin, site, topic, write)
+        self._appender = Appender(site, topic, write, part)
+        self._choose = NAMED[topic.partitioner]()
+        self._part = part
+        self._chunks: dict[int, Chunk] = {}
+        self._known: dict[bytes | None, int] = {}
+        self._loose = 0
+
+    def add(
+        self,
+        payloads: Iterable[bytes],
+        keys: Iterable[bytes | None] | None,
+        headers: Iterable[bytes | None] | None,
+        ids: Iterable[bytes | None] | None,
+    ) -> None:
+        """Take rows, in order."""
+        known, chunks = self._known, self._chunks
+        nothing: Iterable[Any] = repeat(None)
+        for payload, key, header, id in zip(
+            payloads, keys or nothing, headers or nothing, ids or nothing, strict=False
+        ):
+            name = id if key is None else key
+            partition = known.get(name, -1)
+            if partition < 0:
+                partition = self._partition(name)
+            chunk = chunks.get(partition)
+            if chunk is None:
+                chunk = chunks[partition] = Chunk(partition, 0)
+            values, kind = chunk.values, 48
+            values.append(payload)
+            if key is not None:
+                values.append(key)
+                kind = 49
+            if header is not None:
+                values.append(header)
+                kind += 2
+            if id is not None:
+                values.append(id)
+                kind += 4
+            chunk.kinds.append(kind)
+            chunk.size += len(payload)
+            if len(chunk.kinds) >= CHUNK or chunk.size >= CHUNK_BYTES:
+                self._send(chunk)
+
+    def finish(self) -> Appended:
+        """Send what is left; what became of all rows, once Redis has them."""
+        for chunk in list(self._chunks.values()):
+            if chunk.kinds:
+                self._send(chunk)
+        return call(self._appender.drain)
+
+    def close(self) -> None:
+        """Give up what is not written."""
+        call(self._appender.aclose)
+
+    def _send(self, chunk: Chunk) -> None:
+        self._chunks[chunk.partition] = Chunk(chunk.partition, chunk.number + 1)
+        call(self._appender.put, chunk)
+
+    def _partition(self, name: bytes | None) -> int:
+        if name is None:
+            # In runs, so that a chunk is full sooner; and by the row's number, so that a repetition does the same.
+            self._loose += 1
+            return (self._part + (self._loose - 1) // CHUNK) % self._partitions
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        partition = self._known[name] = self._choose(name.decode(), self._partitions)
+        return partition
+
+
+def write_rows(
+    place: Place,
+    write: Write,
+    layout_of: Callable[[Any], Layout],
+    rows: Iterable[Any],
+    schema: StructType | None = None,
+) -> Appended:
+    """Write the rows of one task, given as ``Row`` objects; ``layout_of`` gives the layout for the first one.
+
+    Rows do not tell the types of their values; where that matters, ``schema`` does.
+    """
+    part = _part()
+    converts = None
+    if schema is not None and by_type(schema) is not None:
+        converts = [by_type(field.dataType) for field in schema.fields]
+    with connected(place) as site:
+        topic = not_legacy(call(find, site, place))
+        writer = TaskWriter(site, topic, write, part)
+        try:
+            first, layout = 0, None
+            for page in _pages(rows):
+                layout = layout_of(page[0]) if layout is None else layout
+                values = page if converts is None else [_typed(row, converts) for row in page]
+                _add_rows(writer, layout, values, first, part)
+                first += len(page)
+            return _told(place, write, part, writer.finish())
+        finally:
+            writer.close()
+
+
+def write_batches(place: Place, write: Write, layout: Layout, schema: StructType, batches: Iterable[Any]) -> Appended:
+    """Write the rows of one task, given as Arrow record batches."""
+    part = _part()
+    with connected(place) as site:
+        topic = not_legacy(call(find, site, place))
+        writer = TaskWriter(site, topic, write, part)
+        try:
+            first = 0
+            for batch in batches:
+                _add_batch(writer, layout, schema, batch, first, part)
+                first += batch.num_rows
+            return _told(place, write, part, writer.finish())
+        finally:
+            writer.close()
+
+
+def _part() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def _pages(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    page: list[Any] = []
+    for row in rows:
+        page.append(row)
+        if len(page) == _PAGE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _add_rows(writer: TaskWriter, layout: Layout, page: Sequence[Any], first: int, part: int) -> None:
+    made: list[_Made] = []
+    try:
+        made.extend(_made(layout, row) for row in page)
+    except Unfit as unfit:
+        raise unfit.at(part, first + len(made)) from None
+    payloads, keys, headers, ids = zip(*made, strict=True)
+    writer.add(payloads, keys, headers, ids)
+
+
+def _typed(row: Sequence[Any], converts: Sequence[Callable[[Any], Any] | None]) -> tuple[Any, ...]:
+    return tuple(value if convert is None else convert(value) for value, convert in zip(row, converts, strict=True))
+
+
+def _made(layout: Layout, row: Any) -> _Made:
+    return (
+        layout.payload_of(row),
+        None if layout.key is None else layout.key_of(row[layout.key]),
+        None if layout.headers is None else layout.headers_of(row[layout.headers]),
+        None if layout.id is None else layout.id_of(row[layout.id]),
+    )
+
+
+def _add_batch(writer: TaskWriter, layout: Layout, schema: StructType, batch: Any, first: int, part: int) -> None:
+    if not batch.num_rows:
+        return
+    at = layout.payload
+    is_plain = at is not None and isinstance(schema.fields[at].dataType, StringType) and layout.headers is None
+    if not is_plain:
+        _add_rows(writer, layout, _rows_of(schema, batch), first, part)
+        return
+    assert at is not None
+    payloads = batch.column(at).cast(pa.binary()).to_pylist()
+    try:
+        check_texts(layout.names[at], payloads)
+    except IndexError as error:
+        raise error.args[1].at(part, first + error.args[0]) from None
+    keys = None if layout.key is None else _texts(batch.column(layout.key))
+    ids = None if layout.id is None else _texts(batch.column(layout.id))
+    for given, check in ((keys, layout.key_of), (ids, layout.id_of)):
+        if given is not None and (None in given or (given is ids and b"" in given)):
+            _check_each(given, check, first, part)
+    writer.add(payloads, keys, None, ids)
+
+
+def _texts(column: Any) -> list[bytes | None]:
+    """A column of strings or integers, as bytes."""
+    texts: list[bytes | None] = column.cast(pa.string()).cast(pa.binary()).to_pylist()
+    return texts
+
+
+def _check_each(given: Sequence[Any], check: Any, first: int, part: int) -> None:
+    for at, value in enumerate(given):
+        try:
+            check(value)
+        except Unfit as unfit:
+            raise unfit.at(part, first + at) from None
+
+
+def _rows_of(schema: StructType, batch: Any) -> list[tuple[Any, ...]]:
+    columns: list[list[Any]] = []
+    for field, column in zip(schema.fields, batch.columns, strict=True):
+        values: list[Any] = column.to_pylist()
+        convert = by_type(field.dataType)
+        columns.append(values if convert is None else [convert(value) for value in values])
+    return list(zip(*columns, strict=True))
+
+
+def _told(place: Place, write: Write, part: int, done: Appended) -> Appended:
+    how = "each ID once" if write.by_id else "once, if a repetition brings the same rows in the same order"
+    text = f"topic {place.topic!r}: partition {part} wrote {done.rows} rows ({how})"
+    if done.repeated:
+        text += f", {done.repeated} more had been written before"
+    say(f"{text}; batch {write.batch} of {write.name}")
+    if done.differing:
+        _log.warning(
+            "topic %r: %d rows of partition %d came in another order than before, so some are there twice: "
+            "idColumn makes that exact",
+            place.topic,
+            done.differing,
+            part,
+        )
+    return done
+
+
+def done_with(place: Place, write: Write) -> None:
+    """Remember a write that succeeded for an hour only. That this may fail does not make a failure of the write."""
+    try:
+        with connected(place) as site:
+            call(_forget, site, place, write)
+    except ConquietError as error:
+        _log.warning("topic %r: what was written is remembered for 8 days: %s", place.topic, error)
+
+
+async def _forget(site: Site, place: Place, write: Write) -> None:
+    topic = await find(site, place)
+    await forget(site, topic, write, topic.partitions)
+
+
+def totals(messages: Iterable[Any]) -> Mapping[str, int]:
+    """What the tasks of a write have told, added up."""
+    total = Appended()
+    for message in messages:
+        if message is not None:
+            total += message.done
+    return {"rows": total.rows, "repeated": total.repeated, "differing": total.differing}
