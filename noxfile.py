@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,19 +13,27 @@ nox.options.sessions = ["lint", "types", "tests", "examples"]
 
 HERE = Path(__file__).parent
 CODE = ["conquiet", "tests", "examples", "noxfile.py"]
+MATRIX = [
+    ("3.11", "pyspark~=4.0.0"),
+    ("3.11", "pyspark~=4.1.0"),
+    ("3.11", "pyspark~=4.2.0"),
+    ("3.12", "pyspark~=4.3.0"),
+    ("3.13", "pyspark~=4.3.0"),
+]
 
 
 class Environment:
     """A virtual environment that sessions share, so that a fresh machine installs things once."""
 
-    def __init__(self, session: nox.Session, extra: str = "dev") -> None:
+    def __init__(self, session: nox.Session, extra: str = "dev", python: str = "", pin: str = "") -> None:
         self.session = session
-        self.place = HERE / ".nox" / f"env-{extra}"
+        self.place = HERE / ".nox" / "-".join(part for part in ("env", extra, python, pin) if part)
         installed = self.place / "installed-for"
         wanted = f"{sys.version}\n{(HERE / 'pyproject.toml').read_text()}"
         if not installed.exists() or installed.read_text() != wanted:
-            session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(self.place), external=True)
-            self.run("python", "-m", "pip", "install", "--quiet", "--editable", f".[{extra}]")
+            words = ("--quiet", "--clear", "--python", python or sys.executable, str(self.place))
+            session.run(sys.executable, "-m", "virtualenv", *words, external=True)
+            self.run("python", "-m", "pip", "install", "--quiet", "--editable", f".[{extra}]", *pin.split())
             installed.write_text(wanted)
 
     def run(self, program: str, *arguments: str, **environ: str) -> None:
@@ -34,6 +44,14 @@ class Environment:
 def demo(session: nox.Session) -> None:
     """Messages flow through a private Redis; a consumer is killed on the way; nothing is lost."""
     Environment(session, "embedded").run("python", "-m", "examples.demo", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def pipeline(session: nox.Session) -> None:
+    """Orders flow through a Spark stream, which is killed on the way; the totals are right to the cent. Needs Java."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        session.error("Spark needs Java 17 or newer: put it on the PATH, or set JAVA_HOME")
+    Environment(session, "embedded,spark").run("python", "-m", "examples.spark_pipeline", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -55,14 +73,20 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """The tests, on every server that this machine has: three files at a time, and those of real processes alone."""
+    """The tests, on every server that this machine has: three files at a time, those of real processes two or alone."""
     environment = Environment(session)
     if session.posargs:
         environment.run("python", "-m", "pytest", *session.posargs)
         return
-    apart = ["--ignore=tests/documents", "--ignore=tests/system"]
+    apart = ["--ignore=tests/documents", "--ignore=tests/spark", "--ignore=tests/system"]
     environment.run("python", "-m", "pytest", "--numprocesses=3", "--dist=loadfile", *apart)
-    environment.run("python", "-m", "pytest", "tests/system")
+    # Of real processes, alone run those that hold them to a time, or need all of the machine.
+    names = ("balance_kill", "jobs_blocking", "jobs_chaos", "jobs_kill", "topics_chaos", "topics_scale")
+    alone = [f"tests/system/test_{name}.py" for name in names]
+    others = [f"--ignore={file}" for file in alone]
+    environment.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", "tests/system", *others)
+    environment.run("python", "-m", "pytest", *alone)
+    environment.run("python", "-m", "pytest", "tests/spark")
 
 
 @nox.session(venv_backend="none")
@@ -74,7 +98,13 @@ def examples(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def system(session: nox.Session) -> None:
     """Real processes, kills and restarts, at full size."""
-    arguments = ["tests/system", "tests/topics/test_boundaries.py", "--timeout=1200", *session.posargs]
+    arguments = [
+        "tests/system",
+        "tests/spark/test_kill.py",
+        "tests/topics/test_boundaries.py",
+        "--timeout=1200",
+        *session.posargs,
+    ]
     Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_SCALE="1")
 
 
@@ -82,3 +112,12 @@ def system(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Speed as ratios to hand-written loops in the same run; writes docs/performance.md. Names pick suites."""
     Environment(session).run("python", "-m", "tests.bench", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def spark_matrix(session: nox.Session) -> None:
+    """The tests of Spark with other versions of PySpark and Python; names such as ``3.12 pyspark~=4.3.0`` pick some."""
+    chosen = list(zip(session.posargs[::2], session.posargs[1::2], strict=True)) or MATRIX
+    for python, pin in chosen:
+        environment = Environment(session, "dev", python, pin)
+        environment.run("python", "-m", "pytest", "tests/spark", "--ignore=tests/spark/test_kill.py")

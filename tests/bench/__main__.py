@@ -8,11 +8,18 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tests.bench import balance, jobs, queue, topics
+from tests.bench import balance, jobs, queue, spark, topics
 from tests.bench.report import Section, write
 
 LONG = {"jobs-large": jobs.run_large}
-SUITES = {"queue": queue.run, "topics": topics.run, "balance": balance.run, "jobs": jobs.run, **LONG}
+SUITES = {
+    "queue": queue.run,
+    "topics": topics.run,
+    "balance": balance.run,
+    "jobs": jobs.run,
+    "spark": spark.run,
+    **LONG,
+}
 
 
 def main(names: list[str]) -> None:

@@ -16,7 +16,7 @@ class Row:
 
     work: str
     rate: float
-    cpu_us: float
+    cpu_us: float | None = None
     """Client CPU a message."""
     base: str = ""
     ratio: float | None = None
@@ -26,7 +26,8 @@ class Row:
         goal = "" if self.goal is None else f"≥ {self.goal:g}"
         verdict = "" if self.goal is None or self.ratio is None else ("yes" if self.ratio >= self.goal else "**no**")
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
-        return [self.work, f"{self.rate:,.0f}", f"{self.cpu_us:.1f}", self.base, ratio, goal, verdict]
+        cpu = "" if self.cpu_us is None else f"{self.cpu_us:.1f}"
+        return [self.work, f"{self.rate:,.0f}", cpu, self.base, ratio, goal, verdict]
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Section:
     name: str
     server: str
     rows: list[Row]
+    note: str = ""
 
     def text(self) -> str:
         head = ["work", "messages/s", "client CPU µs/message", "compared to", "ratio", "goal", "met"]
         lines = [f"## {self.name}", "", f"Redis {self.server}, {_client()}.", ""]
         lines += [_row(head), _row(["---"] * len(head)), *(_row(row.cells()) for row in self.rows), ""]
+        lines += [self.note, ""] if self.note else []
         return "\n".join(lines)
 
 
