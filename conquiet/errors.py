@@ -4,6 +4,7 @@
 
     ConquietError
      ├── QueueError                     the server, or the way to it, failed; ``__cause__`` says how
+     │    ├── DataLostError             entries of a topic were removed before a Spark query had read them
      │    ├── MalformedMessageError     an entry does not hold what its writer promised
      │    ├── GroupLostError            somebody removed a consumer group while it was in use
      │    └── TopicFullError            a topic that rejects writers at its limit has reached it
@@ -38,6 +39,7 @@ __all__ = [
     "AlreadyClaimedError",
     "ConfigError",
     "ConquietError",
+    "DataLostError",
     "DuplicateJobError",
     "GroupLostError",
     "LeaseError",
@@ -87,6 +89,10 @@ class MalformedMessageError(QueueError):
 
     def __reduce__(self) -> tuple[type[MalformedMessageError], tuple[str, str, tuple[bytes, ...], str]]:
         return type(self), (self.stream, self.id, self.fields, self.reason)
+
+
+class DataLostError(QueueError):
+    """Entries of a topic were removed before a Spark query had read them, and it was not told to go on without."""
 
 
 class GroupLostError(QueueError):

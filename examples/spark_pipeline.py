@@ -109,7 +109,7 @@ def stream(url: str, place: str) -> None:
         while not select.select([sys.stdin], [], [], 0.5)[0]:
             for query in queries:
                 if (failure := query.exception()) is not None:
-                    raise failure
+                    sys.exit(str(failure)[:3_000])  # what went wrong comes first, and Java's stacks after it
         for query in queries:
             query.processAllAvailable()
             query.stop()

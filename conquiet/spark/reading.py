@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from conquiet.errors import ConfigError, QueueError
+from conquiet.errors import ConfigError, DataLostError
 from conquiet.kit import codec
 from conquiet.message import DATA
 from conquiet.spark.connection import connected, find
@@ -193,7 +193,7 @@ class Table:
 
 
 def read_slice(options: ReadOptions, schema: StructType, part: Slice) -> Iterator[Any]:
-    """The entries of a slice; ``QueueError`` if fewer are there than there were, and that matters to the user."""
+    """The entries of a slice; ``DataLostError`` if fewer are there than there were, and that matters to the user."""
     parser = None if options.schema is None else PayloadParser(schema_of(options.schema))
     table = Table(options.place.topic, schema, parser, options.group)
     count = 0
@@ -210,7 +210,7 @@ def lost(options: ReadOptions, partition: int, count: int | None) -> None:
     number = "entries" if count is None else f"{count} entries"
     text = f"topic {options.place.topic!r}, partition {partition}: {number} were removed before they were read"
     if options.fail_on_loss:
-        raise QueueError(f"{text}; failOnDataLoss=false goes on without them")
+        raise DataLostError(f"{text}; failOnDataLoss=false goes on without them")
     _log.warning("%s", text)
 
 

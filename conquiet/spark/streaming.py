@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from conquiet.errors import GroupLostError, QueueError
-from conquiet.kit.policy import Backoff
+from conquiet.errors import DataLostError, GroupLostError, QueueError
+from conquiet.kit.clock import SYSTEM_CLOCK
+from conquiet.kit.patience import patiently
 from conquiet.spark.connection import find, opened
 from conquiet.spark.failures import briefly
 from conquiet.spark.options import ReadOptions
@@ -36,8 +38,6 @@ Offset: TypeAlias = "dict[str, list[Any]]"
 """By partition: the last ID, and how many entries were ever added up to it."""
 
 _log = logging.getLogger("conquiet.spark")
-_TRIES: Final = 8
-_BETWEEN: Final = Backoff(base=0.1, cap=3.0, kind="exponential")
 _SHOWN: Final = 5.0
 """For how many seconds a group of which nothing new can be told counts as served."""
 
@@ -45,7 +45,7 @@ _SHOWN: Final = 5.0
 class TopicStreamReader(DataSourceStreamReader, AvailableNow):
     """Plans the micro-batches in the driver, and reads their slices in the tasks.
 
-    A failing server is asked again for about 15 seconds: an error here would end the query.
+    A failing server is asked again for about ten seconds: an error here would end the query.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -121,17 +121,13 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     @briefly
     def _ask(self, question: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        for retry in range(_TRIES - 1):
-            try:
-                return call(question, *args, **kwargs)
-            except QueueError as error:
-                if "were removed before they were read" in str(error) or isinstance(error, GroupLostError):
-                    raise
-                if self._reached is None:
-                    raise  # the first question is not repeated: a server that is not there is the user's to see
-                _log.warning("topic %r: asked again: %s", self._options.place.topic, error)
-                time.sleep(_BETWEEN.delay(retry))
-        return call(question, *args, **kwargs)
+        return call(patiently, SYSTEM_CLOCK, partial(question, *args, **kwargs), self._before_retry)
+
+    def _before_retry(self, error: QueueError) -> None:
+        # The first question is not repeated: a server that is not there is the user's to see.
+        if self._reached is None or isinstance(error, DataLostError | GroupLostError):
+            raise error
+        _log.warning("topic %r: asked again: %s", self._options.place.topic, error)
 
     async def _look(self) -> tuple[Site, Topic, list[End]]:
         if self._site is None:

@@ -193,14 +193,14 @@ class Producer:
         if not run.calls:
             return await self._site.link.call_many(run.stream, run.commands)
         replies = await self._site.run_many(run.stream, run.calls)
-        if topic.retention.group_expiry is not None:
-            await self._make_room(topic, run, replies)
+        await self._make_room(topic, run, replies)
         return [reply if isinstance(reply, Exception) else self._judged(topic, run, reply) for reply in replies]
 
     async def _make_room(self, topic: Topic, run: Run, replies: list[Reply]) -> None:
-        """A topic that only groups hold back which nobody serves any more is not full: trim, and try once more."""
-        full = [at for at, reply in enumerate(replies) if isinstance(reply, list) and reply[0] == b"FULL"]
-        if full and (await retention.trim(self._site, topic, run.partition)).removed:
+        """A topic that only groups hold back which nobody serves any more is not full: trim, and try again."""
+        while full := [at for at, reply in enumerate(replies) if isinstance(reply, list) and reply[0] == b"FULL"]:
+            if not await retention.make_room(self._site, topic, run.partition, len(full)):
+                return
             again = await self._site.run_many(run.stream, [run.calls[at] for at in full])
             for at, reply in zip(full, again, strict=True):
                 replies[at] = reply

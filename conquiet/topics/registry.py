@@ -168,9 +168,9 @@ class Registry:
         asked = clock.monotonic()
         spark = sorted(topic.spark_groups)
         call = _CREATE([key], clock.offset_ms, topic.partitions, topic.partitioner, policies, since, *spark)
-        _, *meta = await self._site.run(key, call)
+        now, *meta = await self._site.run(key, call)
         self.forget(topic.name)
-        found = self._topic(topic.name, meta, 0, asked)
+        found = self._topic(topic.name, meta, int(now), asked)
         await self._register(found)
         return found
 

@@ -14,11 +14,12 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from conquiet.errors import ConfigError, QueueError, TopicFullError
-from conquiet.kit.policy import Backoff
+from conquiet.kit.patience import patiently
 from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
 from conquiet.topics import retention
@@ -44,8 +45,6 @@ _AFTER_NEXT_MS: Final = 3_600_000
 _AHEAD: Final = 4
 """Chunks of one partition that wait while another is on its way."""
 _TRIM_EVERY: Final = 5_000
-_TRIES: Final = 8
-_BETWEEN: Final = Backoff(base=0.1, cap=3.0, kind="exponential")
 
 _BEGIN: Final = Script.named("write_begin")
 _APPEND: Final = Script.named("append_rows")
@@ -127,7 +126,7 @@ async def forget(site: Site, topic: Topic, write: Write, partitions: int) -> Non
 class Appender:
     """Sends the chunks of one part. Chunks of a partition go one after the other, partitions side by side.
 
-    A chunk whose answer was lost is sent again, for about 15 seconds: that is harmless, since it is appended once.
+    A chunk whose answer was lost is sent again, for about ten seconds: that is harmless, since it is appended once.
     """
 
     def __init__(self, site: Site, topic: Topic, write: Write, part: int, chance: random.Random | None = None) -> None:
@@ -195,7 +194,7 @@ class Appender:
         stream, call = self._call(chunk)
         status, count, *more = await self._sent(chunk, stream, call)
         kept = self._topic.retention
-        if status == b"FULL" and await self._makes_room(chunk):
+        if status == b"FULL" and await retention.make_room(self._site, self._topic, chunk.partition, len(chunk.kinds)):
             status, count, *more = await self._sent(chunk, stream, call)
         if status == b"FULL":
             where = f"partition {chunk.partition} of topic {self._topic.name!r}"
@@ -203,25 +202,10 @@ class Appender:
             raise TopicFullError(f"{where} {holds}: {len(chunk.kinds)} more do not fit")
         return await self._appended(chunk, status, count, more)
 
-    async def _makes_room(self, chunk: Chunk) -> bool:
-        """A topic that only groups hold back which nobody serves any more is not full."""
-        kept = self._topic.retention
-        if kept.group_expiry is None or kept.max_len is None:
-            return False
-        fits = replace(kept, max_len=max(kept.max_len - len(chunk.kinds), 1))
-        return (await retention.trim(self._site, self._topic, chunk.partition, fits)).removed > 0
-
     async def _sent(self, chunk: Chunk, stream: str, call: Call) -> list[Reply]:
-        for retry in range(_TRIES):
-            try:
-                reply: list[Reply] = await self._site.run(stream, call)
-                return reply
-            except QueueError as error:
-                if retry + 1 == _TRIES:
-                    raise
-                _log.warning("topic %r, partition %d: sent again: %s", self._topic.name, chunk.partition, error)
-                await self._site.clock.sleep(_BETWEEN.delay(retry))
-        raise AssertionError  # pragma: no cover - the last try returns or raises
+        again = partial(_log.warning, "topic %r, partition %d: sent again: %s", self._topic.name, chunk.partition)
+        reply: list[Reply] = await patiently(self._site.clock, partial(self._site.run, stream, call), again)
+        return reply
 
     async def _appended(self, chunk: Chunk, status: bytes, count: int, more: list[Reply]) -> Appended:
         rows = len(chunk.kinds)

@@ -11,7 +11,7 @@ from conquiet.topics.site import Site
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
 
-__all__ = ["Trimmed", "trim"]
+__all__ = ["Trimmed", "make_room", "trim"]
 
 _RUN: Final = 1000
 """How many entries a script looks at before others get their turn."""
@@ -35,8 +35,12 @@ class Trimmed:
     expired_groups: tuple[str, ...] = ()
 
 
-async def trim(site: Site, topic: Topic, partition: int, retention: Retention | None = None) -> Trimmed:
+async def trim(
+    site: Site, topic: Topic, partition: int, retention: Retention | None = None, *, room: int = 0
+) -> Trimmed:
     """Remove from a partition what ``retention``, by default the topic's own, does not keep.
+
+    With ``room``, so many fewer are kept than ``max_len`` allows.
 
     Nothing that some group has not finished goes, unless ``on_full="drop"``. Safe to repeat, to stop halfway and
     to run at the same time as anything else: each run of the script computes anew how far it may go.
@@ -48,18 +52,29 @@ async def trim(site: Site, topic: Topic, partition: int, retention: Retention | 
     groups = [] if kept.group_expiry is None else await _groups(site, stream)
     removed = dropped = 0
     while True:
-        gone, lost, more, bound, *expired = await site.run(stream, _call(site, stream, kept, groups))
+        gone, lost, more, bound, *expired = await site.run(stream, _call(site, stream, kept, groups, room))
         removed, dropped = removed + gone, dropped + lost
         if not more:
             return Trimmed(removed, dropped, bound.decode() or None, tuple(map(_text, expired)))
 
 
-def _call(site: Site, stream: str, kept: Retention, groups: list[bytes]) -> Call:
+async def make_room(site: Site, topic: Topic, partition: int, count: int) -> bool:
+    """Whether ``count`` entries were refused by a partition that is not full, and may fit now.
+
+    It is not full if only groups hold it back which nobody serves any more.
+    """
+    kept = topic.retention
+    if kept.group_expiry is None or kept.max_len is None:
+        return False
+    return (await trim(site, topic, partition, room=count)).removed > 0
+
+
+def _call(site: Site, stream: str, kept: Retention, groups: list[bytes], room: int) -> Call:
     keys = site.keys
     return _TRIM(
         [stream, keys.trim(stream), *(keys.lease(stream, _text(group)) for group in groups)],
         site.clock.offset_ms,
-        -1 if kept.max_len is None else kept.max_len,
+        -1 if kept.max_len is None else max(kept.max_len - room, 0),
         _ms(kept.max_age),
         "acked" if kept.delete_acked else "",
         "drop" if kept.on_full == "drop" else "",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from conquiet.errors import QueueError
-from conquiet.kit.policy import Backoff
+from conquiet.kit.patience import patiently
 from conquiet.kit.service import Background
 from conquiet.topics.registry import Topic, id_order
 from conquiet.topics.site import Site
@@ -21,9 +21,6 @@ BEGINNING: Final = "0-0"
 _LAST_SEQUENCE: Final = (1 << 64) - 1
 _COUNTED: Final = 2_000
 """Entries that are counted in one go, before others get their turn at the server."""
-
-_TRIES: Final = 8
-_BETWEEN: Final = Backoff(base=0.1, cap=3.0, kind="exponential")
 
 _END: Final = Script.named("partition_end")
 _COUNT: Final = Script.named("count_after")
@@ -66,7 +63,7 @@ async def _end(site: Site, stream: str) -> End:
 async def pages(site: Site, stream: str, since: str, until: str, count: int) -> AsyncIterator[list[Entry]]:
     """The entries after ``since`` up to ``until``, in pages of up to ``count``; the next is fetched meanwhile.
 
-    A page whose answer was lost is asked for again, for about 15 seconds.
+    A page whose answer was lost is asked for again, for about ten seconds.
     """
     background = Background()
     fetched: asyncio.Queue[list[Entry] | Exception] = asyncio.Queue(1)
@@ -83,29 +80,18 @@ async def pages(site: Site, stream: str, since: str, until: str, count: int) -> 
 async def _fetch(
     site: Site, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
 ) -> None:
-    page: list[Entry] = []
-    failures = 0
-    while True:
-        try:
+    try:
+        while True:
             command = pack("XRANGE", stream, f"({since}", until, "COUNT", count)
-            page = await site.link.call(stream, command)
-            failures = 0
-        except QueueError as error:
-            failures += 1
-            if failures == _TRIES:
-                await fetched.put(error)
+            page: list[Entry] = await patiently(site.clock, partial(site.link.call, stream, command))
+            if page:
+                since = page[-1][0].decode()
+                await fetched.put(page)
+            if len(page) < count:
+                await fetched.put([])
                 return
-            await site.clock.sleep(_BETWEEN.delay(failures - 1))
-            continue
-        except Exception as error:
-            await fetched.put(error)
-            return
-        if page:
-            since = page[-1][0].decode()
-            await fetched.put(page)
-        if len(page) < count:
-            await fetched.put([])
-            return
+    except Exception as error:
+        await fetched.put(error)
 
 
 async def count_after(site: Site, stream: str, since: str, until: str, most: int) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conquiet.errors import ConfigError, QueueError, UnknownTopicError
+from conquiet.errors import ConfigError, DataLostError, QueueError, UnknownTopicError
 from conquiet.sync import Broker, EmbeddedRedis
 from conquiet.topics.registry import id_order
 from conquiet.topics.scan import after, before
@@ -297,9 +297,9 @@ def test_what_was_removed_unread_is_an_error(
         fill(home.broker, "orders", *range(3, 10))
         trim(home, by, 4)
         assert run.plan()
-        with pytest.raises(QueueError, match=f"topic 'orders', partition 0: .*entries {LOST}"):
+        with pytest.raises(DataLostError, match=f"topic 'orders', partition 0: .*entries {LOST}"):
             run.slices()
-    with pytest.raises(QueueError, match=LOST):
+    with pytest.raises(DataLostError, match=LOST):
         rows_of(home, run.checkpoint, **most)
     with caplog.at_level(logging.WARNING, "conquiet.spark"):
         assert rows_of(home, run.checkpoint, failOnDataLoss=False, **most) == [6, 7, 8, 9]
@@ -317,7 +317,7 @@ def test_a_server_that_counts_tells_how_many(home: Home, server: Server) -> None
         trim(home, "XTRIM", 3)
         assert run.plan()
         number = "3 entries" if server.release >= (7, 0) else "entries"
-        with pytest.raises(QueueError, match=f"partition 0: {number} were removed"):
+        with pytest.raises(DataLostError, match=f"partition 0: {number} were removed"):
             run.slices()
 
 
@@ -351,7 +351,7 @@ def test_what_somebody_deletes_in_the_middle(home: Home, server: Server) -> None
         if server.release < (7, 0):
             assert values(run.rows()) == [6, 8, 9]
             return
-        with pytest.raises(QueueError, match=LOST):
+        with pytest.raises(DataLostError, match=LOST):
             run.read(run.slices())
 
 
@@ -365,7 +365,7 @@ def test_what_goes_between_planning_and_reading(home: Home, server: Server) -> N
         if server.release < (7, 0):
             assert values(run.read(slices)) == [3, 4]
             return
-        with pytest.raises(QueueError, match=f"partition 0: 3 entries {LOST}"):
+        with pytest.raises(DataLostError, match=f"partition 0: 3 entries {LOST}"):
             run.read(slices)
 
 
@@ -385,7 +385,7 @@ def test_a_topic_that_was_made_again(home: Home, partitions: int, most: dict[str
     sent = [10 * partition + at for partition in range(partitions) for at in range(4)]
     for number in sent:
         fill(home.broker, "orders", number, partition=number // 10)
-    with pytest.raises(QueueError, match=LOST):
+    with pytest.raises(DataLostError, match=LOST):
         rows_of(home, run.checkpoint, **most)
     with query(home, run.checkpoint, failOnDataLoss=False, **most) as again:
         batches = again.batches()
@@ -406,7 +406,7 @@ def test_a_server_that_forgot_is_a_loss(home: Home) -> None:
     with looking(home.url) as eye:
         for number in range(3):
             eye.ask("XADD", stream_of(home, "orders"), f"5-{number + 1}", "payload", number)
-    with pytest.raises(QueueError, match=LOST):
+    with pytest.raises(DataLostError, match=LOST):
         rows_of(home, run.checkpoint)
     assert rows_of(home, run.checkpoint, failOnDataLoss=False) == [0, 1, 2]
 

@@ -344,6 +344,21 @@ async def test_with_nobody_to_miss_them_old_entries_make_room(broker: Broker, ur
     assert await payloads(url, keys) == [2, 3, 4]
 
 
+@pytest.mark.parametrize("most", [1, 3])
+async def test_a_group_that_nobody_serves_keeps_no_message_out(
+    broker: Broker, url: str, keys: Keys, clock: ManualClock, most: int
+) -> None:
+    await broker.create_topic(ORDERS, retention=Retention(max_len=most, on_full="reject", group_expiry=100.0))
+    await ask(url, "XGROUP", "CREATE", keys.partition(ORDERS, 0), "gone", "0", "MKSTREAM")
+    await broker.send_batch(ORDERS, [Outgoing(n) for n in range(most)])
+    with pytest.raises(TopicFullError):  # nobody has looked at the group before, so its time begins now
+        await broker.send(ORDERS, "early")
+    clock.advance(101)
+    await broker.send(ORDERS, "one")
+    await broker.send_batch(ORDERS, [Outgoing(n) for n in range(4)])  # more than it may hold
+    assert await payloads(url, keys) == [1, 2, 3][-most:]
+
+
 async def test_a_full_topic_may_drop_the_oldest_and_counts_them(broker: Broker, url: str, keys: Keys) -> None:
     await broker.create_topic(ORDERS, retention=Retention(max_len=3, on_full="drop"))
     await ask(url, "XGROUP", "CREATE", keys.partition(ORDERS, 0), "slow", "0", "MKSTREAM")

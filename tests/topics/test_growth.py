@@ -51,6 +51,13 @@ async def test_growth_is_announced_before_it_takes_effect(stage: Stage, clock: M
     assert 1.0 < planned.switch_at - clock.monotonic() <= 1.5
 
 
+async def test_who_creates_a_topic_that_is_growing_hears_of_it(stage: Stage, clock: ManualClock) -> None:
+    planned = await _planned(stage, await stage.topic(partitions=2), 5)
+    again = await stage.topic(partitions=2)
+    assert again.next_count == 5
+    assert abs(again.switch_at - planned.switch_at) < 1.0
+
+
 async def test_growth_notes_where_the_old_partitions_ended(stage: Stage, clock: ManualClock) -> None:
     topic = await stage.topic(partitions=3)
     first = await stage.add(topic, 5, 0)
