@@ -1,4 +1,4 @@
-"""From the rows of a DataFrame to what an entry holds: payload, key, headers and ID, as bytes.
+"""From the rows of a DataFrame to what an entry holds: payload, key, headers and ID, as texts.
 
 A column of strings that is the payload is JSON text, and is written as it is. Everything else is written as Spark's
 ``to_json`` would: timestamps as ISO 8601 in UTC, decimals as numbers, digit by digit. What JSON cannot carry (binary,
@@ -8,6 +8,7 @@ NaN, infinity, intervals) is refused, with the place where it stands.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -36,7 +37,7 @@ from pyspark.sql.types import (
 
 from conquiet.errors import ConfigError, PayloadError
 
-__all__ = ["Columns", "Layout", "Unfit", "UnfitPayload", "by_type", "check_texts", "json_text"]
+__all__ = ["Columns", "Layout", "Unfit", "UnfitPayload", "are_json", "as_texts", "by_type", "json_text"]
 
 _KEYS: Final = (StringType, ByteType, ShortType, IntegerType, LongType)
 _NOT_JSON: Final = (BinaryType, DayTimeIntervalType, YearMonthIntervalType)
@@ -133,7 +134,7 @@ class Layout:
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def payload_of(self, values: Sequence[Any]) -> bytes:
+    def payload_of(self, values: Sequence[Any]) -> str:
         """The payload of a row, by its values."""
         if self.payload is not None:
             value = values[self.payload]
@@ -145,9 +146,9 @@ class Layout:
                 if at != self.headers
             },
             option=orjson.OPT_PASSTHROUGH_SUBCLASS,
-        )
+        ).decode()
 
-    def key_of(self, value: Any) -> bytes | None:
+    def key_of(self, value: Any) -> str | None:
         """A row's key."""
         assert self.key is not None
         if value is None:
@@ -156,7 +157,7 @@ class Layout:
             raise Unfit(self.names[self.key], "is null: a key is needed; nullKeys='allow' sends such rows without one")
         return _text(self.names[self.key], value)
 
-    def headers_of(self, value: Any) -> bytes | None:
+    def headers_of(self, value: Any) -> str | None:
         """A row's headers."""
         assert self.headers is not None
         name = self.names[self.headers]
@@ -166,9 +167,9 @@ class Layout:
         for header, text in pairs.items():
             if not isinstance(header, str) or not isinstance(text, str):
                 raise Unfit(name, f"has the header {header!r}: {text!r}, which is not two strings")
-        return orjson.dumps(pairs)
+        return orjson.dumps(pairs).decode()
 
-    def id_of(self, value: Any) -> bytes:
+    def id_of(self, value: Any) -> str:
         """A row's own ID."""
         assert self.id is not None
         if value is None or value == "":
@@ -176,42 +177,51 @@ class Layout:
         return _text(self.names[self.id], value)
 
 
-def json_text(column: str, value: Any) -> bytes:
+def json_text(column: str, value: Any) -> str:
     """A payload as JSON: strings are JSON text already."""
     if isinstance(value, str):
-        text = value.encode()
         try:
-            _raw.decode(text)
-        except msgspec.DecodeError as error:
+            _raw.decode(value)
+        except (UnicodeEncodeError, msgspec.DecodeError) as error:
             raise UnfitPayload(column, f"is not JSON text: {error}") from None
-        return text
+        return value
     if value is None:
         raise UnfitPayload(column, "is null: a message has a payload")
-    return orjson.dumps(_plain(column, value), option=orjson.OPT_PASSTHROUGH_SUBCLASS)
+    return orjson.dumps(_plain(column, value), option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
 
 
-def check_texts(column: str, texts: Iterable[bytes | None]) -> None:
-    """Refuse what is not JSON among payloads; raises with the number of the first in ``args``."""
-    decode = _raw.decode
-    for at, text in enumerate(texts):
-        if text is None:
-            raise IndexError(at, UnfitPayload(column, "is null: a message has a payload"))
-        try:
-            decode(text)
-        except msgspec.DecodeError as error:
-            raise IndexError(at, UnfitPayload(column, f"is not JSON text: {error}")) from None
+def are_json(texts: Iterable[str | None]) -> bool:
+    """Whether all of these are JSON texts."""
+    try:
+        deque(map(_raw.decode, cast("Iterable[str]", texts)), maxlen=0)
+    except (TypeError, msgspec.DecodeError):
+        return False
+    return True
 
 
-def _text(column: str, value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
+def as_texts(values: Sequence[Any]) -> Sequence[str] | None:
+    """Strings, or integers as such; ``None`` if they are not all of one of these types, or no valid Unicode."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return list(map(str, values))
+    if kinds != {str}:
+        return None
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        return None
+    return values
+
+
+def _text(column: str, value: Any) -> str:
     if isinstance(value, str):
         try:
-            return value.encode()
+            value.encode()
         except UnicodeEncodeError:
             raise Unfit(column, "is not valid Unicode") from None
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return b"%d" % value
+        return str(value)
     raise Unfit(column, f"is a {type(value).__name__}: strings and integers can be keys and IDs")
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from conquiet.errors import ConfigError, QueueError, TopicFullError
 from conquiet.kit.patience import patiently
 from conquiet.kit.service import Background
@@ -45,6 +47,8 @@ _AFTER_NEXT_MS: Final = 3_600_000
 _AHEAD: Final = 4
 """Chunks of one partition that wait while another is on its way."""
 _TRIM_EVERY: Final = 5_000
+
+_pack: Final = msgspec.msgpack.Encoder().encode
 
 _BEGIN: Final = Script.named("write_begin")
 _APPEND: Final = Script.named("append_rows")
@@ -85,14 +89,13 @@ class Chunk:
     number: int
     """Its place among the chunks of the same part and partition."""
     kinds: bytearray = field(default_factory=bytearray)
-    values: list[bytes] = field(default_factory=list[bytes])
+    values: list[str] = field(default_factory=list[str])
     size: int = 0
 
-    def digest(self) -> bytes:
-        """The same for the same rows only."""
-        body = hashlib.blake2b(self.kinds, digest_size=12)
-        body.update(b"\n".join([b",".join([b"%d" % len(value) for value in self.values]), *self.values]))
-        return body.digest()
+    def packed(self) -> tuple[bytes, bytes]:
+        """The values as one, in MessagePack, and a digest, which is the same for the same rows only."""
+        packed = _pack(self.values)
+        return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
 
 
 async def begin(site: Site, topic: Topic, write: Write) -> int:
@@ -235,19 +238,20 @@ class Appender:
         stream = self._topic.stream(keys, chunk.partition)
         name = write.known_as(self._topic)
         before = keys.written(stream, name, write.batch - 1)
+        values, digest = chunk.packed()
         most = kept.max_len if kept.max_len is not None and kept.on_full != "grow" else -1
         return stream, _APPEND(
             [stream, keys.written(stream, name, write.batch), before, keys.trim(stream)],
             self._site.clock.offset_ms,
             "" if write.by_id else f"{self._part}:{chunk.number}",
-            "" if write.by_id else chunk.digest(),
+            "" if write.by_id else digest,
             _REMEMBERED_MS,
             _AFTER_NEXT_MS if write.goes_on and chunk.number == 0 else "",
             most,
             kept.on_full,
             int(time.time() * 1000),
             bytes(chunk.kinds),
-            *chunk.values,
+            values,
         )
 
 

@@ -8,7 +8,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ import pyarrow
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from conquiet import Retention
+from conquiet import Outgoing, Retention
 from conquiet.spark import TopicSink, register
 from conquiet.sync import Broker, EmbeddedRedis
 from tests.bench.report import Row, Section
+from tests.rigs.spark_workers import workers
 
 pa: Any = pyarrow
-ROWS = 400_000
+ROWS = 1_000_000
 BATCH = 100_000
 ROUNDS = 3
+SMALL_BATCHES = 40
 MEMORY_ROWS = 10_000_000
 STEP = 1_000_000
 PIPELINE = 1_000
@@ -48,6 +52,36 @@ class ByHand:
             pipe.execute()
 
 
+class Trickle(DataSource):
+    """A stream of Python that needs nothing: two tasks with a row each, in every batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "trickle"
+
+    def schema(self) -> str:
+        return "n INT"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return TrickleReader()
+
+
+class TrickleReader(DataSourceStreamReader):
+    """Has the next batch ready whenever it is asked."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"batch": 0}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
+        return {"batch": start["batch"] + 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(0), InputPartition(1)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+
 def session() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     root = str(Path(__file__).parents[2])
@@ -61,6 +95,7 @@ def session() -> SparkSession:
     )
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
+    spark.dataSource.register(Trickle)
     return spark
 
 
@@ -99,7 +134,9 @@ class Bench:
             rates.append(ROWS / (time.perf_counter() - start))
             if source is None:
                 self._broker.admin.delete_topic(topic, force=True)
-        return statistics.median(rates[1:])
+        found = statistics.median(rates[1:])
+        print(f"{run.__name__}: {found:,.0f}/s", file=sys.stderr)
+        return found
 
     def options(self, topic: str) -> dict[str, str]:
         return {"url": self._url, "topic": topic}
@@ -130,16 +167,13 @@ class Bench:
     def hand_read(self, topic: str) -> None:
         """One process, ranges of 5000 to Arrow."""
         with redis.Redis.from_url(self._url, protocol=2) as client:
+            connection: Any = client.connection_pool.get_connection()
             for index in range(2):
                 since = "-"
                 while True:
-                    page: Any = client.execute_command(
-                        "XRANGE", f"stream:topic:{topic}:p:{index}", since, "+", "COUNT", 5_000, NEVER_DECODE=True
-                    )
-                    if isinstance(page, list) and page and isinstance(page[0], tuple):
-                        rows = [(id, fields[b"payload"], fields[b"key"]) for id, fields in page]
-                    else:
-                        rows = [(id, fields[1], fields[5]) for id, fields in page]
+                    stream = f"stream:topic:{topic}:p:{index}"
+                    connection.send_command("XRANGE", stream, since, "+", "COUNT", 5_000)
+                    rows = [(id, entry[1], entry[5]) for id, entry in connection.read_response(disable_decoding=True)]
                     if not rows:
                         break
                     ids, payloads, keys = zip(*rows, strict=True)
@@ -163,6 +197,29 @@ class Bench:
             )
             query.awaitTermination()
 
+    def batch_time(self, source: str, **options: str) -> float:
+        """The milliseconds that a batch takes with next to nothing in it, as Spark tells; the median."""
+        with tempfile.TemporaryDirectory() as directory:
+            frame = self._spark.readStream.format(source).options(**options).load()
+            query = frame.writeStream.format("noop").option("checkpointLocation", directory).start()
+            took: dict[int, float] = {}
+            while len(took) < SMALL_BATCHES:
+                time.sleep(0.2)
+                for report in query.recentProgress:
+                    if report["numInputRows"]:
+                        took[report["batchId"]] = report["durationMs"]["triggerExecution"]
+                if (failure := query.exception()) is not None:
+                    raise failure
+            query.stop()
+            return statistics.median(list(took.values())[5:])
+
+    def small_batches(self) -> tuple[float, float]:
+        """Of a source that needs nothing, and of ours."""
+        topic = self._topic()
+        self._broker.send_batch(topic, [Outgoing(n) for n in range(2 * SMALL_BATCHES)])
+        empty = self.batch_time("trickle")
+        return empty, self.batch_time("conquiet", maxRowsPerBatch="2", **self.options(topic))
+
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def memory(self) -> tuple[float, float]:
@@ -172,10 +229,11 @@ class Bench:
         sizes: list[tuple[int, float]] = []
         frame = messages(self._spark, STEP)
         self._spark.range(0, 2, 1, 2).foreachPartition(idly)
-        idle = workers()
+        idle = largest_worker()
         for done in range(STEP, MEMORY_ROWS + 1, STEP):
             frame.foreachPartition(TopicSink(self._url, topic))
-            sizes.append((done, workers()))
+            sizes.append((done, largest_worker()))
+        print(f"memory: {idle:.1f} idle, then {[round(size, 1) for _, size in sizes]}", file=sys.stderr)
         late = sizes[len(sizes) // 5 :]
         slope = statistics.linear_regression([done / 1e6 for done, _ in late], [size for _, size in late]).slope
         return slope, sizes[-1][1] - idle
@@ -187,14 +245,13 @@ def idly(rows: Iterable[Any]) -> None:
         pass
 
 
-def workers() -> float:
+def largest_worker() -> float:
     """The most memory that a worker of this Spark has, in megabytes."""
-    found = [
-        process.memory_info().rss / 1e6
-        for process in psutil.Process().children(recursive=True)
-        if "pyspark.worker" in process.cmdline()
-    ]
-    return max(found, default=0.0)
+    sizes = [0.0]
+    for process in workers(psutil.Process()):
+        with suppress(psutil.NoSuchProcess):
+            sizes.append(process.memory_info().rss / 1e6)
+    return max(sizes)
 
 
 async def run() -> Section:
@@ -212,13 +269,14 @@ def _run() -> Section:
 
 
 def _section(bench: Bench, server: str) -> Section:
+    slope, above = bench.memory()  # before there are workers that have done anything else
     hand = bench.rate(bench.hand_in_spark)
     alone = bench.rate(bench.hand_alone)
     sink, write = bench.rate(bench.sink), bench.rate(bench.write)
     topic = bench.filled()
     hand_read = bench.rate(bench.hand_read, topic)
     read, stream = bench.rate(bench.read, topic), bench.rate(bench.stream, topic)
-    slope, above = bench.memory()
+    empty, ours = bench.small_batches()
     in_spark, no_spark, by_hand = "pipeline in Spark", "pipeline, no Spark", "read by hand"
     rows = [
         _row(f"by hand: `redis-py` pipeline of {PIPELINE} in `foreachPartition`", hand),
@@ -231,6 +289,14 @@ def _section(bench: Bench, server: str) -> Section:
         _row("`read.format('conquiet')`, 2 partitions", read, by_hand, hand_read, 0.9),
         _row("`read.format('conquiet')`, 2 partitions", read, in_spark, hand, 3.5),
         _row(f"`readStream`, `availableNow`, {BATCH:,} rows a batch", stream, "batch read", read, 0.25),
+        _row(f"batches a second of a source that needs nothing ({empty:.0f} ms each)", 1000 / empty),
+        _row(
+            f"batches a second of `readStream` with two rows each ({ours:.0f} ms)",
+            1000 / ours,
+            "that",
+            1000 / empty,
+            0.83,
+        ),
     ]
     note = (
         f"{ROWS:,} messages of about 100 bytes, `local[2]`, medians of {ROUNDS}. A worker that sends "

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import redis
 
+from tests.rigs.spark_workers import workers
 from tests.rigs.waiting import eventually
 from tests.spark.conftest import ROOT, Home
 
@@ -43,22 +44,6 @@ def program(home: Home, directory: Path, rows: int) -> Generator[psutil.Process]
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
-
-
-def workers(driver: psutil.Process) -> list[psutil.Process]:
-    """The Python processes that run tasks, which a daemon forks; not those that plan for the driver and end with it."""
-    found: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        for process in driver.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                parent = process.parent()
-                if parent is not None and _is_daemon(process) and _is_daemon(parent):
-                    found.append(process)
-    return found
-
-
-def _is_daemon(process: psutil.Process) -> bool:
-    return {"pyspark.daemon", "pyspark.worker"} <= set(process.cmdline())
 
 
 class Ledger:
