@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from conquiet.errors import DataLostError, GroupLostError, QueueError
 from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.kit.patience import patiently
+from conquiet.spark.bounding import Bounds
 from conquiet.spark.connection import find, opened
 from conquiet.spark.failures import briefly
 from conquiet.spark.options import ReadOptions
@@ -26,7 +27,7 @@ from conquiet.spark.versions import AvailableNow, read_limit
 from conquiet.sync._portal import call
 from conquiet.topics.progress import Position, adopt_group, publish_progress
 from conquiet.topics.registry import Registry, Topic, id_order
-from conquiet.topics.scan import BEGINNING, End, before, count_after, ends, last_up_to, removed_after
+from conquiet.topics.scan import BEGINNING, End, before, ends, last_up_to, removed_after
 from conquiet.topics.site import Site
 
 __all__ = ["TopicStreamReader"]
@@ -52,6 +53,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         self._options = options
         self._schema = schema
         self._site: Site | None = None
+        self._bounds: Bounds | None = None
         self._target: Offset | None = None
         """Where a query ends that reads what is available now."""
         self._reached: Offset | None = None
@@ -106,9 +108,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
-        site, self._site = self._site, None
-        if site is not None:
-            call(site.link.aclose)
+        call(self._close)
 
     # --- what it calls in the tasks --------------------------------------------------------------------------------
 
@@ -128,6 +128,13 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         if self._reached is None or isinstance(error, DataLostError | GroupLostError):
             raise error
         _log.warning("topic %r: asked again: %s", self._options.place.topic, error)
+
+    async def _close(self) -> None:
+        (site, self._site), (bounds, self._bounds) = (self._site, None), (self._bounds, None)
+        if bounds is not None:
+            await bounds.aclose()
+        if site is not None:
+            await site.link.aclose()
 
     async def _look(self) -> tuple[Site, Topic, list[End]]:
         if self._site is None:
@@ -168,6 +175,8 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         whole = _whole(self._target, found, since or {})
         if most is None or since is None:
             return whole
+        if self._bounds is None:
+            self._bounds = Bounds(site)
         offset: Offset = {}
         left = most
         if most < len(whole):  # not all get something, so it is their turn who have waited the longest
@@ -178,7 +187,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
             share = -(-left // (len(order) - done))
             start = _position(since, partition)
             stream, end = topic.stream(site.keys, int(partition)), found[int(partition)]
-            count, offset[partition] = await _bounded(site, stream, start, whole[partition], end, share)
+            count, offset[partition] = await _bounded(self._bounds, stream, start, whole[partition], end, share)
             left -= count
         return {partition: offset[partition] for partition in whole}
 
@@ -230,7 +239,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
 
 async def _bounded(
-    site: Site, stream: str, start: list[Any], whole: list[Any], end: End, most: int
+    bounds: Bounds, stream: str, start: list[Any], whole: list[Any], end: End, most: int
 ) -> tuple[int, list[Any]]:
     """How many entries a batch takes of one partition, at most so many, and where it ends there."""
     since, read = start
@@ -238,13 +247,18 @@ async def _bounded(
         return 0, start
     if _is_another(end, since, read):
         since, read = _begin_again(end, since), end.gone
+        bounds.forget(stream)
     if read is not None and whole[1] is not None:
-        read = max(read, end.gone or 0)
+        if end.gone is not None and end.gone > read:  # entries that nobody has read
+            read = end.gone
+            bounds.forget(stream)
         if whole[1] - read <= most:
             return whole[1] - read, whole
-    count, last = await count_after(site, stream, since, whole[0], most) if most > 0 else (0, since)
+    count, last = await bounds.count(stream, since, whole[0], most) if most > 0 else (0, since)
     if last == whole[0]:
         return count, whole
+    if count:
+        bounds.look_ahead(stream, last, whole[0], most)
     return count, [last, None if read is None else read + count]
 
 

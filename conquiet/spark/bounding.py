@@ -1,0 +1,66 @@
+"""Where a batch ends that may have only so many rows.
+
+Redis has no way to find an entry by its number: somebody has to count. So once a batch is planned, the end of the next
+one is looked for while Spark is at work on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+from conquiet.errors import QueueError
+from conquiet.kit.service import Background
+from conquiet.topics.scan import count_after
+from conquiet.topics.site import Site
+
+__all__ = ["Bounds"]
+
+_Range: TypeAlias = tuple[str, str, int]
+"""A stream, the ID after which, and the most entries."""
+
+_NOTHING: Final = (0, "")
+
+
+class Bounds:
+    """Counts entries, and those of the batch after, too."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._background = Background()
+        self._ahead: dict[str, tuple[_Range, asyncio.Future[tuple[int, str]]]] = {}
+
+    async def count(self, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
+        """As ``count_after``; at once if it was looked for before."""
+        wanted, found = self._ahead.pop(stream, (None, None))
+        if found is not None and wanted == (stream, since, most):
+            count, last = await found
+            if count == most:  # if it is less, there may be more by now
+                return count, last
+        return await count_after(self._site, stream, since, until, most)
+
+    def look_ahead(self, stream: str, since: str, until: str, most: int) -> None:
+        """Begin to count for the next batch. Nobody has to ask for the outcome, and a failure is no one's."""
+        future: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._ahead[stream] = (stream, since, most), future
+        self._background.start(self._count(stream, since, until, most, future), "look-ahead")
+
+    def forget(self, stream: str) -> None:
+        """What was counted there is not true any more."""
+        self._ahead.pop(stream, None)
+
+    async def aclose(self) -> None:
+        """Look for nothing any more."""
+        await self._background.aclose()
+
+    async def _count(
+        self, stream: str, since: str, until: str, most: int, future: asyncio.Future[tuple[int, str]]
+    ) -> None:
+        found = _NOTHING
+        try:
+            found = await count_after(self._site, stream, since, until, most)
+        except QueueError:
+            pass
+        finally:
+            if not future.done():  # who asked for it may have been cancelled
+                future.set_result(found)
