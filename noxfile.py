@@ -120,4 +120,5 @@ def spark_matrix(session: nox.Session) -> None:
     chosen = list(zip(session.posargs[::2], session.posargs[1::2], strict=True)) or MATRIX
     for python, pin in chosen:
         environment = Environment(session, "dev", python, pin)
-        environment.run("python", "-m", "pytest", "tests/spark", "--ignore=tests/spark/test_kill.py")
+        # Some versions leave sockets open, and a warning that is an error leaves their talk with the JVM out of step.
+        environment.run("python", "-m", "pytest", "tests/spark", "--ignore=tests/spark/test_kill.py", "-Wdefault")

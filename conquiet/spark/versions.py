@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
 from pyspark.sql.pandas import types as _types
 from pyspark.sql.types import StructType
 
-__all__ = ["HANDS_OVER_ARROW", "AvailableNow", "StreamWriter", "arrow_schema", "read_limit"]
+__all__ = ["HANDS_OVER_ARROW", "LIMITS_BATCHES", "AvailableNow", "StreamWriter", "arrow_schema", "read_limit"]
 
 HANDS_OVER_ARROW: bool = hasattr(datasource, "DataSourceStreamArrowWriter")
 """Whether a stream gives its writer record batches; before 4.1 they are rows."""
+
+LIMITS_BATCHES: bool = find_spec("pyspark.sql.streaming.datasource") is not None
+"""Whether Spark tells a source where a batch begins and how much it may have; before 4.2 a source has to know."""
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamWriter
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as AvailableNow
 else:
     StreamWriter = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
-    try:
+    if LIMITS_BATCHES:
         AvailableNow = import_module("pyspark.sql.streaming.datasource").SupportsTriggerAvailableNow
-    except ImportError:  # before 4.2 nobody asks a source for its end
+    else:  # nobody asks a source for its end
 
         class AvailableNow:
             """Nothing."""

@@ -13,6 +13,7 @@ from conquiet.errors import UnknownTopicError
 from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import Slice, batch_slices, columns, read_slice
 from conquiet.spark.streaming import TopicStreamReader
+from conquiet.spark.versions import LIMITS_BATCHES
 from conquiet.sync import Broker
 from conquiet.topics.registry import id_order
 from conquiet.wire.keys import Keys
@@ -76,13 +77,19 @@ class Query:
         if len(kept.planned) > kept.done:
             return True
         start = kept.reached
-        end = json.dumps(self.reader.latestOffset(json.loads(start), self.reader.getDefaultReadLimit()))
+        end = json.dumps(self.latest(json.loads(start)))
         if end == start:
             return False
         kept.planned.append(end)
         if kept.done:
             self.reader.commit(json.loads(kept.reached))
         return True
+
+    def latest(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Where the next batch ends, asked for as this version of Spark does."""
+        if not LIMITS_BATCHES:
+            return self.reader.latestOffset()
+        return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
 
     def slices(self) -> list[InputPartition]:
         """What the planned batch reads."""

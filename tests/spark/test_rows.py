@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -38,6 +37,7 @@ from pyspark.sql.types import (
 
 from conquiet.errors import ConfigError, PayloadError
 from conquiet.spark.rows import Columns, Layout, Unfit, UnfitPayload, are_json, as_texts, by_type, json_text
+from conquiet.spark.versions import arrow_schema
 from conquiet.spark.writing import _rows_of, _typed
 
 TEXT = StringType()
@@ -315,7 +315,7 @@ def test_arrow_and_rows_give_the_same_payload(berlin: None) -> None:
                 "none": None,
             }
         ],
-        schema=to_arrow_schema(kinds, timezone="UTC"),
+        schema=arrow_schema(kinds),
     )
     nested = Row(**part)
     row = Row(
