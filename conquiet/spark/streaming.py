@@ -57,7 +57,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         self._target: Offset | None = None
         """Where a query ends that reads what is available now."""
         self._reached: Offset | None = None
-        """Where the last batch ends that was planned; for versions of Spark that do not tell."""
+        """Where the last batch ends that was planned in this run; for versions of Spark that do not tell."""
         self._adopted = 0
         """For how many partitions the group is known to be there."""
         self._published: Offset | None = None
@@ -74,7 +74,8 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query begins that has no checkpoint."""
         offset = self._ask(self._initial)
-        self._reached = offset
+        if self._reached is None:  # before 4.2, Spark asks where a batch ends before it asks where it begins
+            self._reached = offset
         return offset
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
@@ -99,7 +100,10 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What the tasks of a batch read: all between two offsets."""
-        return [*self._ask(self._slices, start, end)]
+        slices = self._ask(self._slices, start, end)
+        if self._reached is None:  # a batch of the run before is done first
+            self._reached = end
+        return [*slices]
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done, and the next one under way: operators can see it."""
@@ -206,6 +210,10 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
             if _is_another(now, since, read):
                 lost(self._options, index, None)
                 since, read = _begin_again(now, since), None
+            elif id_order(until) < id_order(since):
+                # It began at the latest entry and died in its first batch: Spark does not know any more where that was.
+                lost(self._options, index, None)
+                continue
             elif (gone := removed_after(now, since, read)) != 0:
                 lost(self._options, index, gone)
                 read = None
@@ -232,6 +240,8 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         if self._site is None:
             self._site = opened(self._options.place)
         topic = await find(self._site, self._options.place)
+        if not self._adopted:
+            await self._adopt(self._site, topic, offset)
         places = {int(partition): _progress(place) for partition, place in offset.items()}
         there = {partition: place for partition, place in places.items() if partition < topic.partitions}
         await publish_progress(self._site, topic, self._options.group, there)
