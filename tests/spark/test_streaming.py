@@ -318,12 +318,10 @@ def test_a_first_batch_from_the_latest_that_was_never_done(home: Home) -> None:
         fill(home.broker, "orders", 1, 2)
         assert run.plan()
     fill(home.broker, "orders", 3)
-    checkpoint = Checkpoint(planned=run.checkpoint.planned)
+    planned = run.checkpoint.planned
     with pytest.raises(DataLostError, match=LOST):
-        rows_of(home, checkpoint, startingOffsets="latest")
-    with query(
-        home, Checkpoint(planned=run.checkpoint.planned), startingOffsets="latest", failOnDataLoss=False
-    ) as again:
+        rows_of(home, Checkpoint(planned=planned), startingOffsets="latest")
+    with query(home, Checkpoint(planned=planned), startingOffsets="latest", failOnDataLoss=False) as again:
         assert again.plan()
         assert again.read(again.slices()) == []
 
