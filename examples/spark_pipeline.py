@@ -82,7 +82,8 @@ def spark_session(name: str) -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    spark = SparkSession.builder.master("local[2]").appName(name).config(map=settings).getOrCreate()
+    # Two slots, and as on a cluster a task that fails is tried again, up to four times in all.
+    spark = SparkSession.builder.master("local[2,4]").appName(name).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
