@@ -13,6 +13,7 @@ nox.options.sessions = ["lint", "types", "tests", "examples"]
 
 HERE = Path(__file__).parent
 CODE = ["conquiet", "tests", "examples", "noxfile.py"]
+PEERS = ["arq~=0.28", "asyncpg~=0.30", "pgqueuer~=1.6", "saq~=0.26", "streaq~=7.2"]
 MATRIX = [
     ("3.11", "pyspark~=4.0.0"),
     ("3.11", "pyspark~=4.1.0"),
@@ -110,8 +111,20 @@ def system(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """Speed as ratios to hand-written loops in the same run; writes docs/performance.md. Names pick suites."""
-    Environment(session).run("python", "-m", "tests.bench", *session.posargs)
+    """Speed as ratios to loops by hand and to peers, in the same run; writes docs/performance.md. Names pick suites."""
+    environ = {"CONQUIET_PEERS": peers(session)} if not session.posargs or "jobs" in session.posargs else {}
+    Environment(session).run("python", "-m", "tests.bench", *session.posargs, **environ)
+
+
+def peers(session: nox.Session) -> str:
+    """The Python of an environment with other libraries, which cannot live in one with this project."""
+    place = HERE / ".nox" / "env-peers"
+    python, installed = str(place / "bin" / "python"), place / "installed-for"
+    if not installed.exists() or installed.read_text() != repr(PEERS):
+        session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(place), external=True)
+        session.run(python, "-m", "pip", "install", "--quiet", *PEERS, external=True)
+        installed.write_text(repr(PEERS))
+    return python
 
 
 @nox.session(venv_backend="none")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import statistics
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -51,15 +52,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Goals:
-    """Ratios to the same by hand; and, of the peers that were measured once on a machine like this, to the best."""
+    """Ratios to the same by hand, and to the best of the peers."""
 
     tasks: float | None = None
     bulk: float | None = None
     drain: float | None = None
-    peer: str = ""
-    peer_bulk: tuple[float, float] = (0, 0)
-    """Its rate, and the goal."""
-    peer_drain: tuple[float, float] = (0, 0)
+    peer_bulk: float | None = None
+    peer_drain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,8 @@ class Place:
     goals: Goals = Goals()
     pid: int | None = None
     """The server's."""
+    peers: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """By library: the rates of ``bulk`` and ``drain`` on the same server, a moment before."""
 
     def pin(self, *, together: bool) -> None:
         if self.pid is not None:
@@ -85,12 +86,8 @@ class Place:
 MEMORY: Final = Sizes(one=2_000, tasks=5_000, bulk=20_000, drain=2_000, by_hand=20_000, pace=200, paced=1_000)
 REDIS: Final = Sizes(one=2_000, tasks=10_000, bulk=50_000, drain=20_000, by_hand=4_000, pace=200, paced=1_000)
 POSTGRES: Final = Sizes(one=500, tasks=2_000, bulk=20_000, drain=10_000, by_hand=1_000, pace=200, paced=1_000)
-REDIS_GOALS: Final = Goals(
-    tasks=2, bulk=3.5, drain=2, peer="the best of streaq, saq and arq", peer_bulk=(8_100, 20), peer_drain=(1_400, 8)
-)
-POSTGRES_GOALS: Final = Goals(
-    tasks=1, bulk=1.5, drain=3, peer="pgqueuer", peer_bulk=(23_000, 1.2), peer_drain=(4_700, 1.5)
-)
+REDIS_GOALS: Final = Goals(tasks=2, bulk=3.5, drain=2, peer_bulk=20, peer_drain=8)
+POSTGRES_GOALS: Final = Goals(tasks=1, bulk=1.5, drain=3, peer_bulk=1.2, peer_drain=1.5)
 
 
 async def side_by_side(works: dict[str, tuple[int, Work]]) -> dict[str, Measured]:
@@ -154,7 +151,7 @@ async def enqueue_rows(place: Place) -> list[Row]:
         *_pair(place, ("one by one", "`enqueue` one by one"), one, None),
         *_pair(place, (f"{TASKS} tasks", f"{TASKS} tasks calling `enqueue`"), many, goals.tasks),
         *_pair(place, (f"{CHUNK:,} at a time", work), bulk, goals.bulk),
-        *_peer(place, work, bulk, goals.peer_bulk),
+        *_peer(place, work, bulk, "bulk", goals.peer_bulk),
     ]
 
 
@@ -202,7 +199,7 @@ async def drain_rows(place: Place) -> list[Row]:
         work = f"`JobWorker`, no-op handler, `concurrency={concurrency}`"
         found = await side_by_side(await drain_works(place, concurrency))
         rows += _pair(place, (f"no-op handler, {concurrency} tasks", work), found, place.goals.drain)
-        rows += _peer(place, work, found, place.goals.peer_drain)
+        rows += _peer(place, work, found, "drain", place.goals.peer_drain)
     return rows
 
 
@@ -267,13 +264,27 @@ def _pair(place: Place, works: tuple[str, str], found: dict[str, Measured], goal
     ]
 
 
-def _peer(place: Place, work: str, found: dict[str, Measured], peer: tuple[float, float]) -> list[Row]:
-    if not place.goals.peer:
+def _peer(place: Place, work: str, found: dict[str, Measured], what: str, goal: float | None) -> list[Row]:
+    if not place.peers:
         return []
-    rate, goal = peer
-    ours = found["ours"]
-    words = f"{place.goals.peer}: {rate:,.0f}/s"
-    return [Row(f"{place.name}: {work}", ours.rate, ours.cpu_us, words, ours.rate / rate, goal)]
+    rates = {library: rates[what] for library, rates in place.peers.items()}
+    ours, best = found["ours"], max(rates.values())
+    words = ", ".join(f"{library} {rate:,.0f}/s" for library, rate in rates.items())
+    return [Row(f"{place.name}: {work}", ours.rate, ours.cpu_us, words, ours.rate / best, goal)]
+
+
+async def peers_on(kind: str, url: str) -> dict[str, dict[str, float]]:
+    """What other libraries do on a server; nothing if nobody has installed them (``nox -s bench`` does)."""
+    python = os.environ.get("CONQUIET_PEERS")
+    if python is None:
+        return {}
+    # -P: the modules beside the script are not for it.
+    command = [python, "-P", str(Path(__file__).with_name("peers.py")), kind, url]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await asyncio.wait_for(process.communicate(), 600)
+    assert process.returncode == 0, f"{command} failed"
+    found: dict[str, dict[str, float]] = json.loads(output)
+    return found
 
 
 @asynccontextmanager
@@ -285,8 +296,9 @@ async def on_memory() -> AsyncGenerator[Place]:
 async def on_redis() -> AsyncGenerator[tuple[Place, str]]:
     async with EmbeddedRedis() as server, Redis.from_url(server.url, max_connections=500) as client:
         pin(server.pid, together=False)
+        peers = await peers_on("redis", server.url)
         async with RedisStore.connect(server.url) as store:
-            place = Place("Redis", store, partial(HandRedis, client), REDIS, REDIS_GOALS, server.pid)
+            place = Place("Redis", store, partial(HandRedis, client), REDIS, REDIS_GOALS, server.pid, peers)
             yield place, server.version
 
 
@@ -295,11 +307,12 @@ async def on_postgres() -> AsyncGenerator[tuple[Place, LocalPostgres]]:
     with LocalPostgres(durable=True, settings={"shared_buffers": "256MB", "max_wal_size": "4GB"}) as server:
         pid = int(Path(server.directory, "data", "postmaster.pid").read_text().split()[0])
         os.sched_setaffinity(pid, set(range(os.cpu_count() or 1)))
+        peers = await peers_on("postgres", server.dsn)
         pool = await HandPostgres.make(server.dsn, CONNECTIONS)
         store = PostgresStore.connect(server.dsn, pool_size=CONNECTIONS)
         await store.migrate()
         async with store:
-            yield Place("PostgreSQL", store, partial(HandPostgres, pool), POSTGRES, POSTGRES_GOALS), server
+            yield Place("PostgreSQL", store, partial(HandPostgres, pool), POSTGRES, POSTGRES_GOALS, peers=peers), server
         for connection in pool:
             await connection.close()
 

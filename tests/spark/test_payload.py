@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 
 from conquiet.errors import ConfigError
 from conquiet.spark.payload import PayloadParser, schema_of
+from conquiet.spark.versions import HANDS_OVER_ARROW
 
 OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
 
@@ -420,11 +421,12 @@ WRITTEN = [
     "`a b` INT, `a``b` STRING, `,` date",
     "a tinyint, b byte, c smallint, d short, e integer, f bigint, g long, h real, i float, j double, k binary",
     "a boolean, b date, c timestamp, d timestamp_ntz, e timestamp_ltz, f dec, g numeric(5), h decimal ( 38 , 38 )",
-    "a int not null comment 'it''s', b int comment \"x\", c int comment 'it\\'s\\n'",
+    "a int not null comment 'its', b int comment \"x\", c int comment 'it\\'s\\n'",
     "int int, struct struct<array:array<int>>, comment string comment 'comment', not int not null",
     "\n a\tint ,\nb array < array<int>>\n",
     "a1 int, 1a int, _x int",
     "a struct<b:int not null, c string comment 'y'>",
+    *(["a int comment 'it''s'"] if HANDS_OVER_ARROW else []),  # only 4.0 does not read that
 ]
 
 
