@@ -61,9 +61,6 @@ class TaskWriter:
         ids: Iterable[str | None] | None,
     ) -> None:
         """Take rows, in order."""
-        if keys is not None and headers is None and ids is None:
-            self._add_keyed(payloads, keys)
-            return
         known, chunks = self._known, self._chunks
         nothing: Iterable[Any] = repeat(None)
         for payload, key, header, id in zip(
@@ -90,27 +87,6 @@ class TaskWriter:
             chunk.kinds.append(kind)
             chunk.size += len(payload)
             if len(chunk.kinds) >= CHUNK or chunk.size >= CHUNK_BYTES:
-                self._send(chunk)
-
-    def _add_keyed(self, payloads: Iterable[str], keys: Iterable[str | None]) -> None:
-        # The same for rows that have nothing else, at half the cost.
-        known, chunks = self._known, self._chunks
-        for payload, key in zip(payloads, keys, strict=True):
-            partition = known.get(key, -1)
-            if partition < 0:
-                partition = self._partition(key)
-            chunk = chunks.get(partition)
-            if chunk is None:
-                chunk = chunks[partition] = Chunk(partition, 0)
-            values, kinds = chunk.values, chunk.kinds
-            values.append(payload)
-            if key is None:
-                kinds.append(48)
-            else:
-                values.append(key)
-                kinds.append(49)
-            chunk.size += len(payload)
-            if len(kinds) >= CHUNK or chunk.size >= CHUNK_BYTES:
                 self._send(chunk)
 
     def finish(self) -> Appended:
