@@ -170,6 +170,17 @@ async def test_of_many_callers_with_one_id_one_wins(jobs: JobQueue) -> None:
     assert (await only(jobs, count=9)).payload == won.index(True)
 
 
+async def test_a_taken_id_fails_no_other_caller_at_the_same_time(jobs: JobQueue) -> None:
+    await jobs.enqueue("first", job_id="taken")
+    ids = [*map(str, range(10)), "taken", *map(str, range(10, 20))]
+    found = await asyncio.gather(*(jobs.enqueue(id, job_id=id) for id in ids), return_exceptions=True)
+    refused = found.pop(10)
+    assert isinstance(refused, DuplicateJobError)
+    assert (refused.job_ids, refused.enqueued) == (("taken",), ())
+    assert found == [id for id in ids if id != "taken"]
+    assert {job.id: job.payload for job in await jobs.claim(100, "w")} == {"taken": "first"} | {id: id for id in found}
+
+
 async def test_a_delayed_job_is_not_claimable_before_its_time(jobs: JobQueue, clock: ManualClock) -> None:
     """spec 5: Claim: precondition: retry_at <= now (if set)."""
     await jobs.enqueue(1, delay=60)

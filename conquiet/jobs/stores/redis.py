@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.stores._gathering import Gathering
 from conquiet.jobs.stores._redis_records import LETTERS, added, claimed_jobs, known_jobs, settled
 from conquiet.jobs.stores._redis_watch import Watch
 from conquiet.kit import rules
@@ -65,6 +66,7 @@ class RedisStore:
         self._link = Link(self._address)
         self._keys: dict[str, list[str]] = {}
         self._watches: dict[str, Watch] = {}
+        self._gathering = Gathering(self._add)
         self._has_looked = False
 
     @classmethod
@@ -114,11 +116,15 @@ class RedisStore:
     # --- the life of a job ------------------------------------------------------------------------------------
 
     async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
-        """Add all of ``jobs`` or none, in one round trip."""
+        """Add all of ``jobs`` or none, in one round trip; single ones of callers at the same time share it."""
         if connection is not None:
             raise ConfigError("a RedisStore cannot write in a transaction of yours: connection must be None")
-        if not jobs:
-            return
+        if len(jobs) == 1:
+            await self._gathering.add(queue, jobs[0])
+        elif jobs:
+            await self._add(queue, jobs)
+
+    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> None:
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             raise DuplicateJobError(queue, await self._taken(queue, ids))

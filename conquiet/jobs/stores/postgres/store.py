@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.stores._gathering import Gathering
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
@@ -50,6 +51,7 @@ class PostgresStore:
         self._channel = schema
         self._pool = Pool(dsn, schema, pool_size)
         self._listener = Listener(self._pool, self._channel, clock)
+        self._gathering = Gathering(self._add)
 
     @classmethod
     def connect(cls, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> Self:
@@ -103,13 +105,17 @@ class PostgresStore:
     # --- the life of a job ------------------------------------------------------------------------------------
 
     async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
-        """Add all of ``jobs`` or none.
+        """Add all of ``jobs`` or none; single ones of callers at the same time share a transaction.
 
         ``connection`` is a ``psycopg.AsyncConnection`` or a ``psycopg.Connection``: the jobs are there, and workers
         are told, when the caller commits. A duplicate leaves its transaction as it was before the call.
         """
-        if not jobs:
-            return
+        if len(jobs) == 1 and connection is None:
+            await self._gathering.add(queue, jobs[0])
+        elif jobs:
+            await self._add(queue, jobs, connection)
+
+    async def _add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             given = Counter(ids)

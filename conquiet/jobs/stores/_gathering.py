@@ -1,0 +1,125 @@
+"""Jobs that callers add one by one at the same time, added together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
+from typing import Final, TypeAlias
+
+from conquiet.errors import DuplicateJobError
+from conquiet.jobs.job import NewJob
+from conquiet.kit.service import Background
+
+__all__ = ["Gathering"]
+
+_MOST: Final = 500
+_MOST_BYTES: Final = 1 << 20
+
+_Place: TypeAlias = tuple[NewJob, "asyncio.Future[None]"]
+
+
+class _Batch:
+    """Those who have come in one turn of the loop; the first of them is not among them, since it may stay alone."""
+
+    def __init__(self, first: NewJob) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ids = {first.id}
+        self._size = len(first.payload)
+        self.others: list[_Place] = []
+
+    def takes(self, job: NewJob) -> bool:
+        """Whether a job can go with the others. Of two with one ID, the store has to see both."""
+        has_room = len(self.others) < _MOST and self._size + len(job.payload) <= _MOST_BYTES
+        return has_room and job.id not in self._ids and asyncio.get_running_loop() is self._loop
+
+    def join(self, job: NewJob) -> asyncio.Future[None]:
+        self._ids.add(job.id)
+        self._size += len(job.payload)
+        future = self._loop.create_future()
+        self.others.append((job, future))
+        return future
+
+
+class Gathering:
+    """Adds what comes in the same turn of the loop to one queue by one call.
+
+    Each caller is told of its own job: an ID that is taken fails the job that has it, and none of the others. Whoever
+    comes alone waits for nobody.
+    """
+
+    def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[None]]) -> None:
+        self._add = add
+        self._open: dict[str, _Batch] = {}
+        self._background = Background()
+
+    async def add(self, queue: str, job: NewJob) -> None:
+        """Add a job; as the store's own ``add`` of that job alone."""
+        batch = self._open.get(queue)
+        if batch is not None and batch.takes(job):
+            await batch.join(job)
+            return
+        batch = self._open[queue] = _Batch(job)
+        try:
+            await asyncio.sleep(0)
+        except BaseException:
+            self._close(queue, batch)
+            self._start(queue, batch.others)
+            raise
+        self._close(queue, batch)
+        if not batch.others:
+            await self._add(queue, [job])
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._start(queue, [(job, mine), *batch.others])
+        await mine
+
+    def _close(self, queue: str, batch: _Batch) -> None:
+        if self._open.get(queue) is batch:
+            del self._open[queue]
+
+    def _start(self, queue: str, places: list[_Place]) -> None:
+        if places:
+            # A task of its own, so that a caller who is cancelled takes nobody else along.
+            self._background.start(self._send(queue, places), "jobs-add")
+
+    async def _send(self, queue: str, places: list[_Place]) -> None:
+        try:
+            while places := [place for place in places if not place[1].done()]:
+                try:
+                    await self._add(queue, [job for job, _ in places])
+                except DuplicateJobError as error:
+                    _refuse(queue, places, error)
+                else:
+                    _tell(places)
+        except BaseException as error:
+            for _, future in places:
+                if not future.done():
+                    future.set_exception(_own(error))
+            if not isinstance(error, Exception):
+                raise
+
+
+def _tell(places: Sequence[_Place]) -> None:
+    for _, future in places:
+        if not future.done():
+            future.set_result(None)
+
+
+def _refuse(queue: str, places: Sequence[_Place], error: DuplicateJobError) -> None:
+    """Nothing was added: those whose ID is taken hear of it, and the others are tried again."""
+    taken = set(error.job_ids)
+    if not any(job.id in taken for job, _ in places):
+        raise error
+    for job, future in places:
+        if job.id in taken and not future.done():
+            future.set_exception(DuplicateJobError(queue, [job.id]))
+
+
+def _own(error: BaseException) -> BaseException:
+    """The same for one of several callers: each adds its own way to it."""
+    if not isinstance(error, Exception):
+        return asyncio.CancelledError()
+    mine = copy(error)
+    mine.__cause__ = error.__cause__
+    return mine
