@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from conquiet.sync import EmbeddedRedis
 from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.waiting import held
+
+# A shell that starts this in the background has it ignore Ctrl-C, and so would every process that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Fixtures that some modules name as a plugin and others import: whichever comes first.
 pytest.register_assert_rewrite(
