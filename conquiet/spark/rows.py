@@ -179,7 +179,7 @@ class Layout:
 
 def json_text(column: str, value: Any) -> str:
     """A payload as JSON: strings are JSON text already."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, _Value):
         try:
             _raw.decode(value)
         except (UnicodeEncodeError, msgspec.DecodeError) as error:
@@ -236,6 +236,16 @@ def _plain(path: str, value: Any) -> Any:
     raise UnfitPayload(path, f"is a {type(value).__name__}, which JSON cannot carry")
 
 
+class _Value(str):
+    """A text that is a value, and never JSON itself."""
+
+    __slots__ = ()
+
+
+def _said(path: str, value: str) -> str:
+    return str(value)
+
+
 def _as_is(path: str, value: Any) -> Any:
     return value
 
@@ -279,6 +289,7 @@ def _list(path: str, value: Sequence[Any]) -> list[Any]:
 
 
 _CONVERT: Final[Mapping[type, Callable[[str, Any], Any]]] = {
+    _Value: _said,
     str: _as_is,
     bool: _as_is,
     int: _as_is,
@@ -319,7 +330,7 @@ def by_type(kind: DataType) -> Callable[[Any], Any] | None:
     ``None`` where they are the same.
     """
     if isinstance(kind, TimestampNTZType):
-        return lambda moment: None if moment is None else moment.isoformat()
+        return lambda moment: None if moment is None else _Value(moment.isoformat())
     if isinstance(kind, MapType):
         inner = by_type(kind.valueType)
         return lambda pairs: (

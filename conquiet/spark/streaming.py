@@ -56,6 +56,8 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         self._bounds: Bounds | None = None
         self._target: Offset | None = None
         """Where a query ends that reads what is available now."""
+        self._began: Offset | None = None
+        """Where a query without a checkpoint has begun."""
         self._reached: Offset | None = None
         """Where the last batch ends that was planned in this run; for versions of Spark that do not tell."""
         self._adopted = 0
@@ -73,10 +75,11 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query begins that has no checkpoint."""
-        offset = self._ask(self._initial)
+        if self._began is None:  # it is asked for more than once, and the topic goes on meanwhile
+            self._began = self._ask(self._initial)
         if self._reached is None:  # before 4.2, Spark asks where a batch ends before it asks where it begins
-            self._reached = offset
-        return offset
+            self._reached = self._began
+        return self._began
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
         """Where the next batch ends."""
@@ -151,7 +154,9 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         check_starts(self._options, topic)
         offset: Offset = {}
         for partition, end in enumerate(found):
-            offset[str(partition)] = await self._beginning(site, topic.stream(site.keys, partition), partition, end)
+            place = await self._beginning(site, topic.stream(site.keys, partition), partition, end)
+            planned = (self._reached or {}).get(str(partition), place)
+            offset[str(partition)] = min(place, planned, key=lambda one: id_order(one[0]))
         await self._adopt(site, topic, offset)
         return offset
 
@@ -253,7 +258,7 @@ async def _bounded(
 ) -> tuple[int, list[Any]]:
     """How many entries a batch takes of one partition, at most so many, and where it ends there."""
     since, read = start
-    if since == whole[0]:
+    if since == whole[0] or most <= 0:  # what was lost of a partition is told once something of it is read
         return 0, start
     if _is_another(end, since, read):
         since, read = _begin_again(end, since), end.gone
@@ -263,8 +268,8 @@ async def _bounded(
             read = end.gone
             bounds.forget(stream)
         if whole[1] - read <= most:
-            return whole[1] - read, whole
-    count, last = await bounds.count(stream, since, whole[0], most) if most > 0 else (0, since)
+            return max(0, whole[1] - read), whole
+    count, last = await bounds.count(stream, since, whole[0], most)
     if last == whole[0]:
         return count, whole
     if count:

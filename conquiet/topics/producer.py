@@ -199,9 +199,12 @@ class Producer:
     async def _make_room(self, topic: Topic, run: Run, replies: list[Reply]) -> None:
         """A topic that only groups hold back which nobody serves any more is not full: trim, and try again."""
         while full := [at for at, reply in enumerate(replies) if isinstance(reply, list) and reply[0] == b"FULL"]:
-            if not await retention.make_room(self._site, topic, run.partition, len(full)):
-                return
-            again = await self._site.run_many(run.stream, [run.calls[at] for at in full])
+            try:
+                if not await retention.make_room(self._site, topic, run.partition, len(full)):
+                    return
+                again = await self._site.run_many(run.stream, [run.calls[at] for at in full])
+            except QueueError as error:  # of these; the others are written
+                again = [error] * len(full)
             for at, reply in zip(full, again, strict=True):
                 replies[at] = reply
 
@@ -219,7 +222,7 @@ class Producer:
 
     def _raise_first(self, run: Run, replies: Sequence[Reply]) -> None:
         for reply in replies:
-            if isinstance(reply, TopicFullError):
+            if isinstance(reply, QueueError):
                 raise reply
             if isinstance(reply, Exception):
                 self._site.link.refuse(run.stream, reply)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from conquiet import DuplicateJobError, QueueError
+from conquiet import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import NewJob
 from conquiet.jobs.stores import _gathering
 from conquiet.jobs.stores._gathering import Gathering
@@ -21,6 +21,7 @@ class Adds:
         self.there = set(taken)
         self.calls: list[list[str]] = []
         self.failure: Exception | None = None
+        self.refused = ""
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.gathering = Gathering(self._add)
@@ -30,6 +31,8 @@ class Adds:
         await self.go_on.wait()
         if self.failure is not None:
             raise self.failure
+        if self.refused in {job.id for job in jobs}:
+            raise ConfigError(f"{self.refused} is wrong")
         if taken := [job.id for job in jobs if job.id in self.there]:
             raise DuplicateJobError(queue, taken)
         self.there.update(job.id for job in jobs)
@@ -87,6 +90,34 @@ async def test_a_failure_is_everybodys_and_each_has_its_own() -> None:
     assert len({id(one) for one in found}) == 3
     assert all(isinstance(one, QueueError) and one.__cause__ is adds.failure.__cause__ for one in found)
     assert adds.calls == [["a", "b", "c"]]
+
+
+async def test_what_is_wrong_with_one_is_not_the_others_failure() -> None:
+    adds = Adds()
+    adds.refused = "b"
+    found = await asyncio.gather(*adds.add("a", "b", "c"), return_exceptions=True)
+    assert [type(one) for one in found] == [type(None), ConfigError, type(None)]
+    assert adds.there == {"a", "c"}
+
+
+async def test_those_who_come_later_do_not_overtake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gathering, "_MOST", 1)
+    adds = Adds()
+    await asyncio.gather(*adds.add("a", "b", "c"))
+    assert adds.calls == [["a", "b"], ["c"]]
+
+
+async def test_a_store_that_closes_gives_them_up() -> None:
+    adds = Adds()
+    adds.go_on.clear()
+    tasks = adds.add("a", "b")
+    await eventually(lambda: bool(adds.calls), "a call")
+    await adds.gathering.aclose()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [(type(one), str(one)) for one in found] == [
+        (QueueError, "the store was closed while a job was being added")
+    ] * 2
+    assert not adds.there
 
 
 @pytest.mark.parametrize("which", [0, 1])

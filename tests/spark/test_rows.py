@@ -231,6 +231,13 @@ def test_a_payload_may_be_any_value_but_null() -> None:
     assert not are_json(["1", None])
 
 
+def test_a_local_time_may_be_the_payload_itself() -> None:
+    convert = by_type(TimestampNTZType())
+    assert convert is not None
+    assert json_text("p", convert(datetime(2020, 1, 2, 3, 4, 5))) == '"2020-01-02T03:04:05"'
+    assert json_text("p", [convert(datetime(2020, 1, 2))]) == '["2020-01-02T00:00:00"]'
+
+
 def test_only_columns_of_one_plain_type_are_texts() -> None:
     assert as_texts(["a", "\u00e4"]) == ["a", "\u00e4"]
     assert as_texts([0, -12]) == ["0", "-12"]

@@ -326,6 +326,38 @@ def test_a_first_batch_from_the_latest_that_was_never_done(home: Home) -> None:
         assert again.read(again.slices()) == []
 
 
+@pytest.mark.parametrize("first", ["beginning", "end"])
+def test_what_comes_while_it_begins_is_read(home: Home, first: str) -> None:
+    """Spark asks more than once where a query begins, also after it has planned the first batch."""
+    home.broker.create_topic("orders")
+    fill(home.broker, "orders", 0)
+    with query(home, startingOffsets="latest") as run:
+        if first == "beginning":
+            run.reader.initialOffset()
+        fill(home.broker, "orders", 1)
+        end = run.reader.latestOffset()
+        fill(home.broker, "orders", 2)
+        start = run.reader.initialOffset()
+        rows = run.read(run.reader.partitions(start, end))
+        rows += run.read(run.reader.partitions(end, run.reader.latestOffset()))
+        assert values(rows) == ([1, 2] if first == "beginning" else [2])
+
+
+def test_a_partition_that_waits_for_its_turn_loses_nothing_in_silence(home: Home) -> None:
+    home.broker.create_topic("orders", partitions=3)
+    for partition in range(3):
+        fill(home.broker, "orders", *range(4), partition=partition)
+    with query(home, maxRowsPerBatch=2) as run:
+        assert run.plan()
+        before, after = json.loads(run.checkpoint.start), json.loads(run.checkpoint.planned[0])
+        run.read(run.slices())
+        waiting = next(partition for partition in before if before[partition] == after[partition])
+        with looking(home.url) as eye:
+            eye.ask("XTRIM", stream_of(home, "orders", int(waiting)), "MAXLEN", 1)
+        with pytest.raises(DataLostError, match=f"partition {waiting}: .*{LOST}"):
+            run.rows()
+
+
 def test_where_it_begins_may_be_asked_for_late(home: Home) -> None:
     """Versions before 4.2 ask where a batch ends before they ask where it begins: nothing may be planned twice."""
     home.broker.create_topic("orders")

@@ -24,6 +24,7 @@ from conquiet import (
     UnknownTopicError,
 )
 from conquiet.kit.clock import ManualClock
+from conquiet.topics import retention
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung
@@ -342,6 +343,20 @@ async def test_with_nobody_to_miss_them_old_entries_make_room(broker: Broker, ur
     for n in range(5):
         await broker.send(ORDERS, n)
     assert await payloads(url, keys) == [2, 3, 4]
+
+
+async def test_what_is_in_is_told_though_no_room_could_be_made_for_the_rest(
+    broker: Broker, url: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> bool:
+        raise QueueError("gone")
+
+    monkeypatch.setattr(retention, "make_room", fail)
+    await broker.create_topic(ORDERS, retention=Retention(max_len=3, on_full="reject", group_expiry=100.0))
+    await ask(url, "XGROUP", "CREATE", keys.partition(ORDERS, 0), "slow", "0", "MKSTREAM")
+    with pytest.raises(QueueError, match="gone") as caught:
+        await broker.send_batch(ORDERS, [Outgoing(n) for n in range(5)])
+    assert [id is not None for id in caught.value.entry_ids] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Final, TypeAlias
 
-from conquiet.errors import DuplicateJobError
+from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import NewJob
 from conquiet.kit.service import Background
 
@@ -51,6 +51,7 @@ class Gathering:
     def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[None]]) -> None:
         self._add = add
         self._open: dict[str, _Batch] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._background = Background()
 
     async def add(self, queue: str, job: NewJob) -> None:
@@ -59,6 +60,7 @@ class Gathering:
         if batch is not None and batch.takes(job):
             await batch.join(job)
             return
+        is_behind = batch is not None
         batch = self._open[queue] = _Batch(job)
         try:
             await asyncio.sleep(0)
@@ -67,37 +69,53 @@ class Gathering:
             self._start(queue, batch.others)
             raise
         self._close(queue, batch)
-        if not batch.others:
+        if not batch.others and not is_behind:
             await self._add(queue, [job])
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._start(queue, [(job, mine), *batch.others])
         await mine
 
+    async def aclose(self) -> None:
+        """Give up what is under way: its callers get a ``QueueError``."""
+        if self._loop is asyncio.get_running_loop():
+            await self._background.aclose()
+
     def _close(self, queue: str, batch: _Batch) -> None:
         if self._open.get(queue) is batch:
             del self._open[queue]
 
     def _start(self, queue: str, places: list[_Place]) -> None:
-        if places:
-            # A task of its own, so that a caller who is cancelled takes nobody else along.
-            self._background.start(self._send(queue, places), "jobs-add")
+        if not places:
+            return
+        if self._loop is not asyncio.get_running_loop():
+            self._loop, self._background = asyncio.get_running_loop(), Background()
+        # A task of its own, so that a caller who is cancelled takes nobody else along.
+        self._background.start(self._send(queue, places), "jobs-add")
 
     async def _send(self, queue: str, places: list[_Place]) -> None:
         try:
-            while places := [place for place in places if not place[1].done()]:
-                try:
-                    await self._add(queue, [job for job, _ in places])
-                except DuplicateJobError as error:
-                    _refuse(queue, places, error)
-                else:
-                    _tell(places)
+            await self._add_all(queue, places)
         except BaseException as error:
             for _, future in places:
                 if not future.done():
                     future.set_exception(_own(error))
             if not isinstance(error, Exception):
                 raise
+
+    async def _add_all(self, queue: str, places: list[_Place]) -> None:
+        while places := [place for place in places if not place[1].done()]:
+            try:
+                await self._add(queue, [job for job, _ in places])
+            except DuplicateJobError as error:
+                _refuse(queue, places, error)
+            except ConfigError:
+                if len(places) == 1:
+                    raise
+                for place in places:  # which of them is wrong, each finds out for itself
+                    await self._send(queue, [place])
+            else:
+                _tell(places)
 
 
 def _tell(places: Sequence[_Place]) -> None:
@@ -119,7 +137,7 @@ def _refuse(queue: str, places: Sequence[_Place], error: DuplicateJobError) -> N
 def _own(error: BaseException) -> BaseException:
     """The same for one of several callers: each adds its own way to it."""
     if not isinstance(error, Exception):
-        return asyncio.CancelledError()
+        return QueueError("the store was closed while a job was being added")
     mine = copy(error)
     mine.__cause__ = error.__cause__
     return mine

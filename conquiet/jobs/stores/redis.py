@@ -92,6 +92,7 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """Close all connections; whoever still waits for something gets a ``QueueError``."""
+        await self._gathering.aclose()
         for watch in list(self._watches.values()):
             if watch.loop is asyncio.get_running_loop():
                 await watch.aclose()

@@ -75,6 +75,7 @@ class PostgresStore:
 
     async def aclose(self) -> None:
         """Close all connections."""
+        await self._gathering.aclose()
         await self._listener.aclose()
         await self._pool.aclose()
 
