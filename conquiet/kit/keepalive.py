@@ -16,6 +16,7 @@ __all__ = ["Keepalive"]
 
 _log = logging.getLogger("conquiet.kit")
 _JITTER: Final = 0.1
+_chance = random.Random()  # its own: a program that seeds the shared one wants the same numbers each time
 _AFTER_FAILURE: Final = 0.25
 
 
@@ -31,13 +32,16 @@ class Keepalive:
         self._interval = interval
         self._clock = clock
         self._background = Background()
+        self._is_over = False
 
     async def start(self) -> None:
         """Begin; the first beat comes after one interval."""
+        self._is_over = False
         await on_private_loop(self._start())
 
     async def aclose(self) -> None:
-        """Stop; when this returns no beat is under way."""
+        """Stop; when this returns no beat is under way, and none follows, even if the last one fails at its end."""
+        self._is_over = True
         await on_private_loop(self._background.aclose())
 
     async def _start(self) -> None:
@@ -46,7 +50,9 @@ class Keepalive:
     async def _run(self) -> None:
         pause = self._interval
         while True:
-            await self._clock.sleep(pause * (1 - _JITTER * random.random()))
+            await self._clock.sleep(pause * (1 - _JITTER * _chance.random()))
+            if self._is_over:
+                return
             try:
                 await self._beat()
                 pause = self._interval

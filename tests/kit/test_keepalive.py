@@ -167,3 +167,19 @@ async def _private_loop_turns() -> None:
             await asyncio.sleep(0)
 
     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turns(), PRIVATE_LOOP.loop()))
+
+
+async def test_a_beat_that_makes_a_failure_of_its_end_is_the_last() -> None:
+    began = threading.Event()
+
+    async def beat() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(HOUR)
+        except asyncio.CancelledError:
+            raise RuntimeError("no answer") from None
+
+    keepalive = Keepalive(beat, 0.01)
+    await keepalive.start()
+    await asyncio.to_thread(began.wait, LONG)
+    await asyncio.wait_for(keepalive.aclose(), LONG)
