@@ -149,7 +149,9 @@ async def test_consumers_and_producers_follow_the_sentinels(servers: LocalSentin
         promised = before | (producer.confirmed - during)
         await eventually(lambda: journal.done >= promised, "everything that is there is handled")
         assert all(consumer.health().error is None for consumer in consumers)
-        assert {len(consumer.owned[TOPIC]) for consumer in consumers} == {PARTITIONS // 2}
+        await eventually(
+            lambda: {len(consumer.owned[TOPIC]) for consumer in consumers} == {PARTITIONS // 2}, "even shares"
+        )
 
         async def is_finished() -> bool:
             group = await brokers[0].admin.describe_group(TOPIC, GROUP)
