@@ -171,16 +171,24 @@ async def test_a_handler_that_cancels_its_own_task_ends_nothing(broker: Broker) 
 
 @pytest.mark.parametrize("limit", [1, 7])
 async def test_what_is_taken_and_unsettled_never_exceeds_max_inflight(broker: Broker, limit: int) -> None:
+    """Counted while all handlers stand still: the nodes of a Cluster are asked one after the other."""
+    rounds = [asyncio.Event() for _ in range(6)]
     counts: list[int] = []
+    entered = 0
 
     async def look(message: Message) -> None:
-        counts.append(await pending(broker))
+        nonlocal entered
+        mine = rounds[entered // limit]
+        entered += 1
+        if entered % limit == 0:
+            counts.append(await pending(broker))
+            mine.set()
+        await mine.wait()
 
-    await broker.send_batch("orders", [Outgoing(number, key=f"k{number}") for number in range(40)])
+    await broker.send_batch("orders", [Outgoing(number, key=f"k{number}") for number in range(6 * limit)])
     async with broker.subscribe("orders", group="g", handler=look, options=impatient(max_inflight=limit)):
         await finished(broker, "orders", "g")
-    assert len(counts) == 40
-    assert max(counts) <= limit
+    assert counts == [limit] * 6
 
 
 async def test_buffered_messages_count_as_in_flight(broker: Broker) -> None:
