@@ -28,7 +28,8 @@ Two exceptions go the other way: a handler raises them to say what shall become 
      └── Retry                          try again, counted as a failure
 
 A ``QueueError`` never says whether trying again may help: that is the caller's policy. Nothing in the
-library retries behind it.
+library retries behind it, but for what Spark's processes read and write by ranges and chunks: to ask for those
+once more does no harm.
 """
 
 from __future__ import annotations
