@@ -91,6 +91,15 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def guarantees(session: nox.Session) -> None:
+    """What leases, fences, settles, claims, repeats and retries promise, in about a minute: one server, one flavour."""
+    # Named one by one: to collect all tests takes as long as to run these.
+    files = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "mark.guarantee" in file.read_text()]
+    arguments = ["--numprocesses=2", "--dist=loadfile", "-q", *(session.posargs or files)]
+    Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_LANE="fast")
+
+
+@nox.session(venv_backend="none")
 def examples(session: nox.Session) -> None:
     """Every example, and every code block of README and docs/."""
     Environment(session).run("python", "-m", "pytest", "tests/documents", *session.posargs)
@@ -111,7 +120,13 @@ def system(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """Speed as ratios to loops by hand and to peers, in the same run; writes docs/performance.md. Names pick suites."""
+    """Speed as ratios to loops by hand and to peers, in the same run; writes docs/performance.md. Names pick suites.
+
+    ``against REVISION`` compares the client's CPU a message with that of an older revision instead.
+    """
+    if session.posargs[:1] == ["against"]:
+        Environment(session).run("python", "-m", "tests.bench.against", *session.posargs[1:])
+        return
     environ = {"CONQUIET_PEERS": peers(session)} if not session.posargs or "jobs" in session.posargs else {}
     Environment(session).run("python", "-m", "tests.bench", *session.posargs, **environ)
 
