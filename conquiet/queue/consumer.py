@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from conquiet.errors import ConfigError
+from conquiet.kit.handlers import checked
 from conquiet.kit.signals import stop_on_signals
 from conquiet.message import QueueMessage
 from conquiet.queue.config import QueueConfig
@@ -92,11 +93,12 @@ class QueueConsumer:
         Never acknowledges before the commit, and never twice tries a message. Whatever the handler or the
         commit raises, cancellation included, rolls the transaction back, ends the run and is raised as it is;
         the message stays pending. A crash between commit and acknowledgment delivers the message again, so
-        what the handler writes must be idempotent.
+        what the handler writes must be idempotent. A handler that cannot be called so is a ``ConfigError`` at once.
 
         Plain functions run on one thread of their own, all four of them, so that SQLite is content; a handler
         or a factory that is ``async`` runs on the event loop, and so does then everything else.
         """
+        checked("handler", handler, "message", "tx")
         with self._signals_unless_entered(), Transactions(handler, db_factory) as transactions:
             while not self._interrupt.requested:
                 message = await self.next()

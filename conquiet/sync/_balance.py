@@ -146,7 +146,7 @@ class StreamBalancer(StoppedBySignals[core.StreamBalancer]):
 
     def run(self, handler: Callable[[str, StreamLease], Any]) -> None:
         with self._signals():
-            call(self._core().run, cast("Any", plain("handler", handler)))
+            call(self._core().run, cast("Any", plain("handler", handler, "stream", "lease")))
 
     def _wants_signals(self) -> bool:
         return bool(self._recipe[2]["handle_signals"])

@@ -183,7 +183,7 @@ class JobWorker(Twin[core.JobWorker]):
 
 def _worker(queue: core.JobQueue, handler: Callable[[Job], Any], *, concurrency: int, **options: Any) -> core.JobWorker:
     """A core worker for a plain handler: in a pool of threads, or on the thread that runs it if one is enough."""
-    plain("handler", handler)
-    if concurrency == 1 and callable(handler):
+    plain("handler", handler, "job")
+    if concurrency == 1:
         return core.JobWorker(queue, on_caller(handler), concurrency=1, **options)
     return core.JobWorker(queue, handler, concurrency=concurrency, **options)

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from conquiet.errors import ConfigError, ConquietError
-from conquiet.kit.handlers import is_async
+from conquiet.kit.handlers import checked, is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP
 
 __all__ = ["Errand", "Inbox", "call", "current_inbox", "on_caller", "plain"]
@@ -133,11 +133,11 @@ def _not_awaitable(result: R) -> R:
     return result
 
 
-def plain(what: str, function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, unless it is a coroutine function, which nobody here would await."""
+def plain(what: str, function: Callable[P, R], *given: str) -> Callable[P, R]:
+    """``function``, unless it is a coroutine function, which nobody here would await, or cannot be called so."""
     if is_async(function):
         raise ConfigError(_ASYNC.format(what))
-    return function
+    return checked(what, function, *given)
 
 
 class Errand:

@@ -77,8 +77,9 @@ def subscribe(
     options: SubscribeOptions | None,
 ) -> core.Subscription:
     """A core subscription for a plain handler: in a pool of threads, or on the thread that waits if one is enough."""
-    plain("handler", handler)
-    if not isinstance(options, SubscribeOptions) or options.max_inflight > 1 or not callable(handler):
+    batches = isinstance(options, SubscribeOptions) and options.batch_handler
+    plain("handler", handler, "messages" if batches else "message")
+    if not isinstance(options, SubscribeOptions) or options.max_inflight > 1:
         return broker.subscribe(topic, group=group, handler=handler, options=options)
     made: list[CallersSubscription] = []
 

@@ -40,7 +40,7 @@ def callers_handler(
     handler: Callable[[QueueMessage, _Tx], None],
 ) -> Callable[[QueueMessage, _CallersTx[_Tx]], Coroutine[Any, Any, None]]:
     """``handler`` for the core: it runs on the calling thread, with the transaction as its factory made it."""
-    run = on_caller(plain("handler", handler))
+    run = on_caller(plain("handler", handler, "message", "tx"))
 
     async def handle(message: QueueMessage, tx: _CallersTx[_Tx]) -> None:
         await run(message, tx.tx)

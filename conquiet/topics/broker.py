@@ -193,7 +193,10 @@ class Broker:
         handler: Handler | BatchHandler,
         options: SubscribeOptions | None = None,
     ) -> Subscription:
-        """A consumer that calls ``handler`` for each message of one or more topics; ``async with`` starts it."""
+        """A consumer that calls ``handler`` for each message of one or more topics; ``async with`` starts it.
+
+        A handler that cannot be called with a message is refused here, with ``ConfigError``.
+        """
         return self._consumer(Subscription, topic, group, options, handler=handler)
 
     def consume(

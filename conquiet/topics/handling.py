@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 from conquiet.errors import ConfigError
 from conquiet.kit.clock import Clock
-from conquiet.kit.handlers import in_thread, is_async
+from conquiet.kit.handlers import checked, in_thread, is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
 from conquiet.kit.service import Background
 from conquiet.message import Message
@@ -54,8 +54,7 @@ class Handling:
         finished: Finished,
         clock: Clock,
     ) -> None:
-        if not callable(handler):
-            raise ConfigError(f"handler must be callable, not {handler!r}")
+        checked("handler", handler, "messages" if options.batch_handler else "message")
         self.is_open = True
         """Whether handlers may begin; what is ready waits otherwise, as if nobody had taken it."""
         self._closing = False

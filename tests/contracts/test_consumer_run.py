@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.exceptions import RedisError, ResponseError
 
-from conquiet import EmbeddedRedis, MalformedMessageError, QueueConfig, QueueError, QueueMessage
+from conquiet import ConfigError, EmbeddedRedis, MalformedMessageError, QueueConfig, QueueError, QueueMessage
 from tests.contracts.flavours import Consumer, Flavour, Queue
 from tests.contracts.looking import Look, recorded
 
@@ -77,6 +77,21 @@ def stopping(consumer: Consumer, after: int, journal: Journal) -> Callable[[Queu
             consumer.stop()
 
     return handler
+
+
+@pytest.mark.any_server
+async def test_a_handler_that_cannot_be_called_is_refused_before_anything_is_read(
+    consumer: Consumer, queue: Queue, journal: Journal, look: Look
+) -> None:
+    """spec 2 §1.1: ``handler(msg, tx)``; what takes something else could only fail."""
+    await queue.enqueue({"n": 1})
+
+    def handler(message: QueueMessage) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"handler is called with \(message, tx\), but it is .*handler\(message\)"):
+        await consumer.run(handler=handler, db_factory=journal)  # type: ignore[arg-type]
+    assert journal.names == []
+    assert await look.pending() == []
 
 
 async def test_the_order_is_fetch_begin_handler_commit_ack(

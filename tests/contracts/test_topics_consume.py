@@ -228,6 +228,22 @@ async def test_what_cannot_be_subscribed_is_an_error(broker: Broker) -> None:
 # --- its life -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.any_server
+@pytest.mark.parametrize("changes", [{}, {"max_inflight": 1}, {"batch_handler": True}], ids=["", "serial", "batches"])
+async def test_a_handler_of_the_wrong_signature_is_refused_before_it_meets_a_message(
+    broker: Broker, changes: dict[str, Any]
+) -> None:
+    await broker.create_topic("orders")
+    await broker.send("orders", 1)
+
+    def handle(order: Message, session: object) -> None: ...
+
+    given = "messages" if "batch_handler" in changes else "message"
+    with pytest.raises(ConfigError, match=rf"called with \({given}\), but it is .*handle\(order, session\)"):
+        broker.subscribe("orders", group="g", handler=handle, options=impatient(**changes))  # type: ignore[arg-type]
+    assert await broker.admin.dead_letters("orders") == []
+
+
 async def test_pause_takes_nothing_until_resume(broker: Broker) -> None:
     await broker.create_topic("orders")
     seen = Recorder()
