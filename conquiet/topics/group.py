@@ -215,7 +215,7 @@ class Member:
         lease.renewed(reply, asked)
         if isinstance(reply, Exception):
             self._beating.refuse(lease.key, reply)
-        if lease.lost:
+        if lease.lost and self._leases.get(index) is lease:  # else it was given up, and the question came too late
             self._metrics.fenced(index, "renew", 1)
             stream = self.topic.stream(self._site.keys, index)
             self._loop.call_soon_threadsafe(self._lost, index, lease, stream)

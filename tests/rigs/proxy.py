@@ -24,6 +24,8 @@ class Hold:
     """Replies that are kept back."""
 
     needle: bytes
+    once: bool = False
+    """Whether it is the first such reply only."""
     caught: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server has answered such a command, and the answer is here."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -126,9 +128,9 @@ class Proxy:
         self._cuts.append(cut)
         return cut.done
 
-    def hold(self, needle: bytes) -> Hold:
-        """Keep back answers to commands with ``needle``, and whatever would follow them on that connection."""
-        hold = Hold(needle)
+    def hold(self, needle: bytes, *, once: bool = False) -> Hold:
+        """Keep back answers to commands with ``needle``, or the first one, and what would follow on that connection."""
+        hold = Hold(needle, once)
         self._holds.append(hold)
         return hold
 
@@ -254,7 +256,7 @@ class Proxy:
 
     async def _wait_for_release(self, command: bytes) -> None:
         for hold in self._holds:
-            if command and hold.needle in command:
+            if command and hold.needle in command and not (hold.once and hold.caught.is_set()):
                 hold.caught.set()
                 await hold.released.wait()
 
