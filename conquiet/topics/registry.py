@@ -96,7 +96,7 @@ class Registry:
         self._site = site
         self._auto_create = auto_create
         self._known: dict[TopicLike, tuple[float, Topic]] = {}
-        self._registered: set[tuple[str, int]] = set()
+        self._registered: dict[str, int] = {}
 
     async def find(self, topic: TopicLike) -> Topic:
         """The topic as it was at most a second ago; ``UnknownTopicError`` if there is none."""
@@ -177,7 +177,7 @@ class Registry:
     def forget(self, topic: str) -> None:
         """Ask the server the next time."""
         self._known.pop(topic, None)
-        self._registered = {known for known in self._registered if known[0] != topic}
+        self._registered.pop(topic, None)
 
     async def names(self) -> list[str]:
         """All topics, sorted."""
@@ -187,13 +187,13 @@ class Registry:
     async def _register(self, topic: Topic) -> None:
         # The meta makes the topic; these two only list it, and are written again by everyone who finds it, so
         # that a crash between them does no harm.
-        if (topic.name, topic.partitions) in self._registered:
+        if self._registered.get(topic.name) == topic.partitions:
             return
         keys = self._site.keys
         await self._site.link.call(keys.registry, pack("SADD", keys.registry, topic.name))
         key = keys.partitions(topic.name)
         await self._site.link.call(key, pack("SADD", key, *topic.streams(keys)))
-        self._registered.add((topic.name, topic.partitions))
+        self._registered[topic.name] = topic.partitions
 
     def _topic(self, topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
         fields = dict(zip(meta[::2], meta[1::2], strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import timeit
 from typing import Any
 
 import pytest
@@ -348,3 +349,18 @@ def _advanced(clock: ManualClock, task: asyncio.Task[None]) -> bool:
 
 async def _dead(broker: Broker, count: int) -> bool:
     return len(await broker.admin.dead_letters(ORDERS)) == count
+
+
+@pytest.mark.any_server
+@pytest.mark.one_node
+async def test_what_one_topic_costs_does_not_grow_with_the_others(registry: Registry) -> None:
+    """Each topic that is made or changed is forgotten first; that was once a walk through all of them."""
+    await registry.create(ORDERS, 1, PLAIN)
+
+    def seconds() -> float:
+        return min(timeit.repeat(lambda: registry.forget(ORDERS), number=1, repeat=50))
+
+    few = max(seconds(), 1e-6)
+    for number in range(200_000):
+        registry._registered[f"topic-{number}"] = 1
+    assert seconds() < 200 * few
