@@ -52,6 +52,8 @@ Event: TypeAlias = Literal[
     "claim", "ack", "retry", "fail", "release", "expire", "exhaust", "cancel", "replay", "renew", "delete"
 ]
 
+SettlementKind: TypeAlias = Literal["ack", "retry", "fail", "release"]
+
 TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingProxyType(
     {
         (JobState.READY, "claim"): JobState.IN_FLIGHT,
@@ -111,11 +113,16 @@ class Settlement(Struct, frozen=True, gc=False):
 
     job_id: str
     token: int
-    kind: Literal["ack", "retry", "fail", "release"]
+    kind: SettlementKind
     delay_ms: int = 0
     error: str = ""
     brief: str = ""
     result: bytes | None = None
+
+    @staticmethod
+    def of(job: Job, kind: SettlementKind, **more: Any) -> Settlement:
+        """What is said of ``job`` by who claimed it; ``more`` are the other fields."""
+        return Settlement(job.id, job.lease_token, kind, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,11 @@ class Lease(Struct, frozen=True, gc=False):
     job_id: str
     token: int
 
+    @staticmethod
+    def of(job: Job) -> Lease:
+        """The lease by which ``job`` was claimed."""
+        return Lease(job.id, job.lease_token)
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -41,6 +41,8 @@ _DELETE: Final = Script.named("jobs_delete")
 _PURGE: Final = Script.named("jobs_purge")
 
 _LONG: Final = 3600.0
+_FULL: Final = "used memory > 'maxmemory'"
+"""What a server says when it has no memory for more."""
 _CURSORS: Final = {
     JobState.READY: re.compile(r"\d{37}[01].+", re.DOTALL | re.ASCII),
     JobState.IN_FLIGHT: re.compile(r"\d{1,15}", re.ASCII),
@@ -269,7 +271,12 @@ class RedisStore:
         keys = self._keys.get(queue)
         if keys is None:
             keys = self._keys[queue] = JobKeys(queue, self._namespace).all()
-        return await run(self._link, keys[0], script(keys, *words))
+        try:
+            return await run(self._link, keys[0], script(keys, *words))
+        except QueueError as error:
+            if _FULL in str(error):
+                raise QueueError(f"queue {queue!r}: the server's memory is full: {error}") from error.__cause__
+            raise
 
     def _changed(self, queue: str, id: str, event: Event | None, reply: Reply) -> Job | None:
         is_done, *known = reply

@@ -4,6 +4,7 @@
 --        limit of retries or '-', length of the run, then for each job its ID and its payload
 -- RETURNS {} | {IDs that are taken...}: nothing was added
 --#include clock
+--#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_change
@@ -37,6 +38,7 @@ while from <= #ids do
 end
 if #taken > 0 then return taken end
 
+stop_when_full(sequence)
 local number = redis.call('INCRBY', sequence, total) - total
 local token = redis.call('GET', highest) or '0'
 local firsts, digits = {}, {[0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}

@@ -3,12 +3,14 @@
 -- ARGV   offset ms, longest history, error of a cancelled job, ID
 -- RETURNS {1 if done else 0, then as jobs_find, for this job as it is now}
 --#include clock
+--#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_change
 local offset, history, cancelled, id = unpack(ARGV)
 local now, job = now_ms(offset), job_of(id)
 if not job or job.state == 'S' or job.state == 'F' then return {0, unpack(known_of({id}))} end
+go_on_when_full(jobs)
 if job.state == 'I' then
   note_error(job, cancelled, cancelled, now, tonumber(history))
   job.token = job.token + 1

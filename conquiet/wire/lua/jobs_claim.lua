@@ -6,6 +6,7 @@
 --        {IDs that are no jobs and were taken out of line...},
 --        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
 --#include clock
+--#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_change
@@ -16,6 +17,9 @@ local expired, broken, moved = {}, {}, 0
 local most_expired, most_due = 500, 1000
 
 local late = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, most_expired, 'WITHSCORES')
+local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, most_due)
+-- Who cannot begin anything must not let others' leases run out either: all of this is done, or nothing.
+if #late > 0 or #due > 0 or redis.call('EXISTS', ready) == 1 then stop_when_full(sequence) end
 if #late > 0 then
   local ids = {}
   for at = 1, #late, 2 do ids[#ids + 1] = late[at] end
@@ -39,7 +43,6 @@ if #late > 0 then
     unleased[#unleased + 1] = id
   end
 end
-local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, most_due)
 for _, place in ipairs(due) do
   now_ready[#now_ready + 1] = '0'
   now_ready[#now_ready + 1] = place

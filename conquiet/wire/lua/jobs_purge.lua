@@ -3,6 +3,7 @@
 -- ARGV   offset ms, 'S' or 'F' as in records, how long to keep them ms or '', how many to keep or ''
 -- RETURNS how many were removed, at most 1000
 --#include clock
+--#include full_memory
 --#include jobs_keys
 --#include jobs_record
 local offset, state, age, count = unpack(ARGV)
@@ -14,6 +15,7 @@ if age ~= '' then
 end
 surplus = math.min(surplus, 1000)
 if surplus <= 0 then return 0 end
+go_on_when_full(jobs)
 local members, ids = redis.call('ZRANGE', line, 0, surplus - 1), {}
 for at, member in ipairs(members) do ids[at] = string.sub(member, 16) end
 local token = 0

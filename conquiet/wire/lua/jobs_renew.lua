@@ -3,8 +3,10 @@
 -- ARGV   offset ms, ttl ms, then for each lease: ID, token
 -- RETURNS {1 if prolonged else 0...}
 --#include clock
+--#include full_memory
 --#include jobs_keys
 --#include jobs_record
+go_on_when_full(jobs)
 local until_ms = now_ms(ARGV[1]) + tonumber(ARGV[2])
 local ids, replies, leased = {}, {}, {}
 for at = 3, #ARGV, 2 do ids[#ids + 1] = ARGV[at] end

@@ -5,9 +5,11 @@
 --        'fail' error, its first line | 'release' no more
 -- RETURNS {1 if applied else 0...}
 --#include clock
+--#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_change
+go_on_when_full(jobs)
 local history = tonumber(ARGV[2])
 local now = now_ms(ARGV[1])
 local words = {done = 3, result = 4, retry = 6, fail = 5, release = 3}

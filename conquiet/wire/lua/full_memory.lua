@@ -1,0 +1,15 @@
+-- Fragment: what happens when the server's memory is full (maxmemory, and nothing may be evicted). A server refuses a
+-- command that may need memory, in a script too, but only as long as the script has written nothing: the first write
+-- decides for the whole script.
+
+-- To be called before all other writes by what settles or frees: from here on nothing is refused. Changes nothing; the
+-- key is one that never has a time to live, whatever its type, there or not.
+local function go_on_when_full(key)
+  redis.call('PERSIST', key)
+end
+
+-- To be called before all other writes by what makes more of anything: fails if memory is full, and nothing was done.
+-- Changes nothing; the key is that of a string, there or not.
+local function stop_when_full(key)
+  redis.call('SETRANGE', key, 0, '')
+end
