@@ -72,7 +72,7 @@ class Holdings:
         """Keep these, which were claimed at local time ``asked``; those that are lost by now are not held."""
         if not self._held:
             self._answered_at = asked
-        leases = [Lease(job.id, job.lease_token) for job in jobs]
+        leases = [Lease.of(job) for job in jobs]
         self._held.update(((lease.job_id, lease.token), lease) for lease in leases)
         if leases and self._dispatch.store.clock.monotonic() - asked > self._dispatch.ttl * _LATE:
             # The answer was a long time coming.

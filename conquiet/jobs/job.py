@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
@@ -106,7 +106,7 @@ class Attempt:
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """What a worker says became of a job; it counts only with the ``token`` of the job's last claim.
+    """What a worker says became of a job; it counts only with the ``token`` and ``claim_id`` of the job's last claim.
 
     ``error`` is kept as the job's last error; ``brief``, its first line, among the attempts.
     """
@@ -118,11 +118,12 @@ class Settlement(Struct, frozen=True, gc=False):
     error: str = ""
     brief: str = ""
     result: bytes | None = None
+    claim_id: str = ""
 
     @staticmethod
     def of(job: Job, kind: SettlementKind, **more: Any) -> Settlement:
         """What is said of ``job`` by who claimed it; ``more`` are the other fields."""
-        return Settlement(job.id, job.lease_token, kind, **more)
+        return Settlement(job.id, job.lease_token, kind, claim_id=job.claim_id, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,10 @@ class Job:
     attempts: int = 0
     """How often it was claimed: the attempt under way included, released ones not."""
     lease_token: int = 0
-    """Rises with each claim; only the last one's counts. Begins above that of any job that the queue has forgotten."""
+    """Rises with each claim; only the last one's counts. At least the store's time in ms, and higher than the token of
+    any job that was removed from the queue; 0 while it was never claimed."""
+    claim_id: str = field(default="", compare=False, repr=False)
+    """No two claims have the same: also not if the store lost the first one and has given its token again."""
     max_retries: int | None = None
     """Its own limit, which overrides the queue's policy."""
     worker: str | None = None
@@ -199,13 +203,18 @@ class Job:
 
     # --- how it changes ---------------------------------------------------------------------------------------
 
-    def claimed(self, worker: str, now: int, ttl_ms: int) -> Job:
-        """Leased to ``worker``; the token of any claim before is stale."""
+    def claimed(self, worker: str, now: int, ttl_ms: int, claim_id: str = "", above: int = 0) -> Job:
+        """Leased to ``worker``; the token of any claim before is stale.
+
+        It is higher than the job's last one and than ``above``, and at least the time: so it rises even if the last
+        one is forgotten.
+        """
         return replace(
             self._after("claim"),
             worker=worker,
             attempts=self.attempts + 1,
-            lease_token=self.lease_token + 1,
+            lease_token=max(self.lease_token + 1, above + 1, now),
+            claim_id=claim_id,
             claimed_ms=now,
             lease_ms=now + ttl_ms,
         )

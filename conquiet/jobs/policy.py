@@ -56,12 +56,12 @@ def judge(
     most = retry.max_retries if job.max_retries is None else job.max_retries
     may_retry = isinstance(error, str | Retry) or (not isinstance(error, Reject) and retry.retries(error))
     if not may_retry or job.attempts > most:
-        return Settlement(job.id, job.lease_token, "fail", error=full, brief=brief)
+        return Settlement.of(job, "fail", error=full, brief=brief)
     delay = error.delay if isinstance(error, Retry) else None
     if delay is None:
         delay = retry.backoff.delay(max(job.attempts - 1, 0), chance)
     late = round(min(delay, MOST_DELAY) * 1000)
-    return Settlement(job.id, job.lease_token, "retry", delay_ms=late, error=full, brief=brief)
+    return Settlement.of(job, "retry", delay_ms=late, error=full, brief=brief)
 
 
 def described(error: BaseException | str) -> tuple[str, str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from msgspec import structs
+
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
@@ -172,7 +174,7 @@ class JobQueue:
 
     async def heartbeat(self, *jobs: Job) -> None:
         """Lease jobs for another ``lease_ttl`` seconds from now; ``StaleLeaseError`` for those that were lost."""
-        stale = await self._dispatch.renew([Lease(job.id, job.lease_token) for job in self._held(jobs)])
+        stale = await self._dispatch.renew([Lease.of(job) for job in self._held(jobs)])
         if stale:
             self._metrics.stale("renew", len(stale))
             raise StaleLeaseError(self._name, [lease.job_id for lease in stale])
@@ -180,7 +182,7 @@ class JobQueue:
     async def ack(self, *jobs: Job, result: Any = None) -> None:
         """The work is done: jobs that are never run again. ``result``, any JSON value, is kept with them."""
         kept = None if result is None else codec.encode(result)
-        await self._settle([Settlement(job.id, job.lease_token, "ack", result=kept) for job in self._held(jobs)])
+        await self._settle([Settlement.of(job, "ack", result=kept) for job in self._held(jobs)])
 
     async def nack(self, *jobs: Job, error: BaseException | str = "", delay: float | None = None) -> None:
         """The work has failed: tried again after the policy's delay, or ``delay`` seconds; failed if no try is left.
@@ -194,12 +196,12 @@ class JobQueue:
         verdicts = [self._dispatch.judge(job, error) for job in self._held(jobs)]
         if delay is not None:
             late = round(min(delay, MOST_DELAY) * 1000)
-            verdicts = [Settlement(v.job_id, v.token, v.kind, late, v.error, v.brief) for v in verdicts]
+            verdicts = [structs.replace(v, delay_ms=late) for v in verdicts]
         await self._settle(verdicts)
 
     async def release(self, *jobs: Job) -> None:
         """Give jobs back that were not begun: at once claimable in their old place, at no cost."""
-        await self._settle([Settlement(job.id, job.lease_token, "release") for job in self._held(jobs)])
+        await self._settle([Settlement.of(job, "release") for job in self._held(jobs)])
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         stale: list[str] = []

@@ -112,7 +112,7 @@ class Settling:
 
 def _shows(job: Job | None, settlement: Settlement) -> bool:
     """Whether a job has become what ``settlement`` says, and not by a lease that ran out."""
-    if job is None or job.lease_token != settlement.token:
+    if job is None or (job.lease_token, job.claim_id) != (settlement.token, settlement.claim_id):
         return False
     if settlement.kind == "ack":
         return job.state is JobState.SUCCEEDED

@@ -30,15 +30,16 @@ class Keep:
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """A job that is held, and the token of its claim."""
+    """A job that is held, and by which claim."""
 
     job_id: str
     token: int
+    claim_id: str = ""
 
     @staticmethod
     def of(job: Job) -> Lease:
         """The lease by which ``job`` was claimed."""
-        return Lease(job.id, job.lease_token)
+        return Lease(job.id, job.lease_token, job.claim_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,7 @@ class JobStore(Protocol):
     async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none: ``DuplicateJobError`` names the IDs that are taken, or given twice.
 
-        Each begins with the highest token of any job that was removed from the queue, so that the lease of a former job
-        of the same ID stays stale. ``connection`` is a connection of the caller's, for stores that can write in the
+        ``connection`` is a connection of the caller's, for stores that can write in the
         caller's own transaction; for others it is a ``ConfigError``.
         """
         ...
@@ -127,17 +127,21 @@ class JobStore(Protocol):
 
         A lease that has run out makes its job claimable again under the same ID, unless no attempt is left: then the
         job has failed. No job is handed out twice at a time. At most a few hundred leases are given up in one call.
+
+        Each job's token is higher than its last one, than that of any job that was removed from the queue, and at least
+        the store's time in milliseconds. With the claim's own ID, which never repeats, it tells this claim from all
+        others, also from one that the store has lost.
         """
         ...
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
-        """Extend leases to ``ttl_ms`` from now; false for each whose job is not in flight under that token."""
+        """Extend leases to ``ttl_ms`` from now; false for each whose job is not in flight by that claim."""
         ...
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
-        """Apply each settlement, or nothing of it: false where the job is not in flight under that token.
+        """Apply each settlement, or nothing of it: false where the job is not in flight by that claim.
 
-        The token decides, not the time: a lease that has run out still counts while nobody else has the job.
+        The claim decides, not the time: a lease that has run out still counts while nobody else has the job.
         """
         ...
 

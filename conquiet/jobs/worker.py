@@ -152,7 +152,7 @@ class JobWorker:
     async def _end(self, running: Running, patience: float) -> None:
         try:
             for job in running.withdraw():
-                self._settling.put(Settlement(job.id, job.lease_token, "release"))
+                self._settling.put(Settlement.of(job, "release"))
             await running.drain(patience)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(patience, 1.0)):
@@ -237,7 +237,7 @@ class JobWorker:
 
     def _finished(self, job: Job, result: Any, error: BaseException | None, seconds: float) -> None:
         if error is None:
-            settlement = Settlement(job.id, job.lease_token, "ack", result=self._kept(job, result))
+            settlement = Settlement.of(job, "ack", result=self._kept(job, result))
         else:
             settlement = self._judged(job, error)
         self._seconds[job.id, job.lease_token] = seconds

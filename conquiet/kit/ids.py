@@ -8,12 +8,17 @@ import secrets
 import socket
 import time
 
-__all__ = ["incarnation", "process_name", "sortable", "sortables"]
+__all__ = ["incarnation", "nonce", "process_name", "sortable", "sortables"]
 
 
 def incarnation() -> str:
     """128 random bits as 32 hexadecimal digits: tells one life of a process from its next under the same name."""
     return secrets.token_hex(16)
+
+
+def nonce() -> str:
+    """64 random bits as 16 hexadecimal digits: tells one act from another that looks the same."""
+    return secrets.token_hex(8)
 
 
 def sortable() -> str:

@@ -210,7 +210,7 @@ class JobKeys:
 
     @property
     def highest(self) -> str:
-        """The highest token of any job that was removed: new jobs begin with it."""
+        """The highest token of any claim."""
         return self._key("highest")
 
     @property

@@ -182,7 +182,8 @@ async def test_a_failed_job_can_be_replayed(jobs: JobQueue) -> None:
     assert (job.last_error, job.failures) == ("broken", failed.failures)
     assert (job.finished_at, job.worker, job.claimed_at) == (None, None, None)
     again = await only(jobs)
-    assert (again.attempts, again.lease_token) == (1, failed.lease_token + 1)
+    assert again.attempts == 1
+    assert again.lease_token > failed.lease_token
     await jobs.nack(again)
     assert await tally(jobs) == (0, 0, 0, 1)
 

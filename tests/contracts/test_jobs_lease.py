@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, LeaseError, RetryPolicy, StaleLeaseError
+from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, LeaseError, Reject, RetryPolicy, StaleLeaseError
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
 
@@ -19,6 +19,7 @@ Call = Callable[[JobQueue, Job], Awaitable[object]]
 FENCED: Final[dict[str, Call]] = {
     "ack": lambda jobs, job: jobs.ack(job, result="mine"),
     "nack": lambda jobs, job: jobs.nack(job, error="mine"),
+    "reject": lambda jobs, job: jobs.nack(job, error=Reject("mine")),
     "heartbeat": lambda jobs, job: jobs.heartbeat(job),
     "release": lambda jobs, job: jobs.release(job),
 }
@@ -55,8 +56,18 @@ async def test_what_a_former_owner_says_changes_nothing(jobs: JobQueue, clock: M
 async def test_a_token_that_nobody_was_given_is_stale(jobs: JobQueue, call: Call) -> None:
     await jobs.enqueue(1)
     job = await only(jobs)
-    for token in (0, 2, -1, 2**40):
+    for token in (0, job.lease_token - 1, job.lease_token + 1, -1, 2**52):
         await refused(jobs, call, replace(job, lease_token=token))
+    await jobs.heartbeat(job)
+
+
+async def test_a_claim_that_the_store_has_forgotten_is_stale_by_whatever_token(jobs: JobQueue, call: Call) -> None:
+    """Two claims have the same token if the store lost the first, and its clock went back besides."""
+    await jobs.enqueue(1)
+    job = await only(jobs)
+    for claim_id in ("", "0" * 16):
+        await refused(jobs, call, replace(job, claim_id=claim_id))
+    await jobs.heartbeat(job)
 
 
 async def test_what_nobody_claimed_cannot_be_settled(jobs: JobQueue, call: Call) -> None:
@@ -134,6 +145,41 @@ async def test_every_claim_has_a_higher_token(jobs: JobQueue, clock: ManualClock
     assert tokens == sorted(set(tokens))
 
 
+async def test_a_token_is_at_least_the_stores_time(jobs: JobQueue, clock: ManualClock) -> None:
+    """So it rises even if the store forgets the last one, with its last writes."""
+    await jobs.enqueue_many([JobSpec(1, "a"), JobSpec(2, "b")])
+    first = await jobs.claim(2)
+    for job in first:
+        assert job.claimed_ms is not None
+        assert job.claimed_ms <= job.lease_token < job.claimed_ms + 10_000
+    await jobs.release(*first)
+    clock.advance(86_400)
+    for before, after in zip(first, await jobs.claim(2), strict=True):
+        assert after.lease_token >= before.lease_token + 86_400_000
+
+
+async def test_claims_faster_than_the_clock_have_rising_tokens(jobs: JobQueue) -> None:
+    await jobs.enqueue(1)
+    tokens: list[int] = []
+    for _ in range(30):
+        job = await only(jobs)
+        tokens.append(job.lease_token)
+        await jobs.release(job)
+    assert tokens == sorted(set(tokens))
+
+
+async def test_a_job_of_a_former_ones_id_gets_a_higher_token(jobs: JobQueue) -> None:
+    """However the former one was removed, and within the same millisecond."""
+    tokens: list[int] = []
+    for _ in range(10):
+        await jobs.enqueue(1, job_id="a")
+        job = await only(jobs)
+        tokens.append(job.lease_token)
+        await jobs.ack(job)
+        await jobs.delete("a")
+    assert tokens == sorted(set(tokens))
+
+
 @pytest.mark.parametrize("what", ["ack", "nack"])
 async def test_the_current_token_is_accepted(jobs: JobQueue, clock: ManualClock, what: str) -> None:
     """With the stored token, exactly one change."""
@@ -141,11 +187,11 @@ async def test_the_current_token_is_accepted(jobs: JobQueue, clock: ManualClock,
     await jobs.claim()
     clock.advance(TTL + 1)
     job = await only(jobs)
-    assert job.lease_token == 2
     await FENCED[what](jobs, job)
     after = await jobs.get("a")
     assert after is not None
-    assert (after.state, after.lease_token) == (JobState.SUCCEEDED if what == "ack" else JobState.READY, 2)
+    assert after.state is (JobState.SUCCEEDED if what == "ack" else JobState.READY)
+    assert after.lease_token == job.lease_token
     assert len(after.failures) == (1 if what == "ack" else 2)
 
 
@@ -187,7 +233,8 @@ async def test_while_heartbeats_come_nobody_else_gets_the_job(jobs: JobQueue, cl
         assert await jobs.claim() == []
     clock.advance(TTL + 1)
     again = await only(jobs)
-    assert (again.id, again.attempts, again.lease_token) == ("a", 2, 2)
+    assert (again.id, again.attempts) == ("a", 2)
+    assert again.lease_token > job.lease_token
 
 
 async def test_many_leases_are_extended_in_one_call(jobs: JobQueue, clock: ManualClock) -> None:
@@ -231,7 +278,8 @@ async def test_a_lease_that_ran_out_makes_the_job_claimable_again(jobs: JobQueue
     clock.advance(6)
     again = await only(jobs, worker="two")
     assert (again.id, again.payload, again.priority, again.worker) == ("a", {"a": 1}, 3, "two")
-    assert (again.lease_token, again.attempts) == (first.lease_token + 1, 2)
+    assert again.attempts == 2
+    assert again.lease_token > first.lease_token
 
 
 async def test_a_lapsed_job_stays_in_flight_until_somebody_claims(jobs: JobQueue, clock: ManualClock) -> None:
@@ -266,7 +314,7 @@ async def test_a_lapsed_job_comes_back_at_once_without_backoff(jobs: JobQueue, c
     assert [(job.id, job.attempts) for job in again] == [("lapsed", 2), ("fresh", 1)]
     active = await jobs.get("active")
     assert active is not None
-    assert (active.state, active.lease_token) == (JobState.IN_FLIGHT, 1)
+    assert (active.state, active.lease_token) == (JobState.IN_FLIGHT, claimed[1].lease_token)
 
 
 async def test_a_job_whose_leases_always_run_out_fails_in_the_end(jobs: JobQueue, clock: ManualClock) -> None:

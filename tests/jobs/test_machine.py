@@ -107,14 +107,23 @@ def test_only_what_is_finished_can_be_deleted(state: JobState) -> None:
 
 
 def test_a_claim_leases_and_raises_the_token() -> None:
-    """spec 5: Lease Version: monotonically increasing on each claim. By one, in the first claim and later."""
+    """spec 5: Lease Version: monotonically increasing on each claim."""
     job = new()
     for number in range(1, 4):
-        job = job.claimed(f"w{number}", T0 + number, TTL)
-        assert (job.lease_token, job.attempts, job.worker) == (number, number, f"w{number}")
+        job = job.claimed(f"w{number}", T0 + number, TTL, f"c{number}")
+        assert (job.attempts, job.worker, job.claim_id) == (number, f"w{number}", f"c{number}")
         assert (job.claimed_ms, job.lease_ms) == (T0 + number, T0 + number + TTL)
+        assert job.lease_token == T0 + number
         job = job.settled(settlement("retry"), T0)
-        assert job.lease_token == number
+        assert job.lease_token == T0 + number
+
+
+def test_a_token_is_the_time_or_else_one_higher() -> None:
+    """Than its last one, or than those that the queue has forgotten."""
+    job = new(lease_token=T0 + 5)
+    assert job.claimed("w", T0, TTL).lease_token == T0 + 6
+    assert job.claimed("w", T0, TTL, above=T0 + 8).lease_token == T0 + 9
+    assert job.claimed("w", T0 + 7, TTL, above=T0).lease_token == T0 + 7
 
 
 def test_a_renewal_moves_nothing_but_the_end_of_the_lease() -> None:
@@ -151,7 +160,7 @@ def test_a_failed_job_says_why_and_when() -> None:
 def test_a_release_costs_nothing() -> None:
     before = new()
     after = before.claimed("w", T0 + 9, TTL).settled(settlement("release"), T0 + 10)
-    assert after.lease_token == 1
+    assert after.lease_token == T0 + 9
     assert replace(after, lease_token=0) == before
 
 
@@ -182,16 +191,16 @@ def test_cancelling_what_waits_says_so() -> None:
 
 def test_cancelling_what_is_in_flight_takes_the_lease_away() -> None:
     job = in_flight().cancelled(T0 + 5)
-    assert (job.state, job.last_error, job.lease_token, job.lease_ms) == (FAILED, CANCELLED, 2, None)
+    assert (job.state, job.last_error, job.lease_token, job.lease_ms) == (FAILED, CANCELLED, T0 + 1, None)
     assert job.failures == (Attempt(1, "w", T0, T0 + 5, CANCELLED),)
 
 
 def test_a_replayed_job_has_all_its_attempts_again_and_a_token_that_goes_on() -> None:
     job = in_flight(4).settled(settlement("fail", error="why", brief="why"), T0 + 1).replayed(T0 + 100)
-    assert (job.state, job.attempts, job.lease_token) == (READY, 0, 4)
+    assert (job.state, job.attempts, job.lease_token) == (READY, 0, T0 + 3)
     assert (job.ready_ms, job.enqueued_ms, job.finished_ms, job.worker) == (T0 + 100, T0, None, None)
     assert len(job.failures) == 4, "what happened before is not forgotten"
-    assert job.claimed("w", T0 + 101, TTL).lease_token == 5
+    assert job.claimed("w", T0, TTL).lease_token == T0 + 4
 
 
 def test_a_job_remembers_its_last_failures_only() -> None:

@@ -95,7 +95,7 @@ async def fill(store: MemoryStore, queue: str) -> None:
 
 
 def settled(job: Job, kind: Literal["ack", "fail"]) -> Settlement:
-    return Settlement(job.id, job.lease_token, kind)
+    return Settlement.of(job, kind)
 
 
 async def test_the_jobs_in_each_state_are_shown(queue: str) -> None:

@@ -83,7 +83,7 @@ async def test_what_becomes_claimable_is_news(pg_store: PostgresStore, pg_clock:
         assert [gone.job_id for gone in (await other.claim("q", Wanted(0, "w", 5_000, 3))).expired] == ["a"]
         await other.aclose()
     else:
-        await pg_store.settle("q", [Settlement("a", job.lease_token, how)])
+        await pg_store.settle("q", [Settlement.of(job, how)])
     await asyncio.wait_for(waiting, 4)
 
 
@@ -92,7 +92,7 @@ async def test_success_is_no_news(pg: LocalPostgres, pg_store: PostgresStore) ->
     await pg_store.add("q", [NewJob("a", b"1")])
     [job] = (await pg_store.claim("q", WANTED)).jobs
     mark = await listening(pg_store)
-    await pg_store.settle("q", [Settlement("a", job.lease_token, "ack")])
+    await pg_store.settle("q", [Settlement.of(job, "ack")])
     await pg_store.add("other", [NewJob("b", b"1")])
     await eventually(lambda: pg_store._listener._mine.news["other"] == 1, "a later notice has come")
     assert pg_store._listener.mark("q") == mark
@@ -167,7 +167,7 @@ async def test_the_end_of_a_job_is_told(pg_store: PostgresStore, pg_clock: Manua
     elif end == "exhaust":
         await other.claim("q", Wanted(0, "w", 5_000, 0))
     else:
-        await other.settle("q", [Settlement("a", job.lease_token, end, error="no", result=b"7")])
+        await other.settle("q", [Settlement.of(job, end, error="no", result=b"7")])
     found = await asyncio.wait_for(waiting, 4)
     assert found is not None
     assert found.state is (JobState.SUCCEEDED if end == "ack" else JobState.FAILED)
@@ -190,7 +190,7 @@ async def test_only_whoever_waits_for_a_job_is_told(pg_store: PostgresStore) -> 
     jobs = (await pg_store.claim("q", WANTED)).jobs
     tasks = [asyncio.ensure_future(pg_store.finished("q", id, AGES)) for id in "ab"]
     await eventually(lambda: len(waiters(pg_store)) == 2, "both wait")
-    await pg_store.settle("q", [Settlement("a", jobs[0].lease_token, "ack")])
+    await pg_store.settle("q", [Settlement.of(jobs[0], "ack")])
     assert await asyncio.wait_for(tasks[0], 4)
     assert not tasks[1].done()
     tasks[1].cancel()

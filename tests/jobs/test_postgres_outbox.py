@@ -12,7 +12,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
-from conquiet.jobs.job import JobState, NewJob
+from conquiet.jobs.job import JobState, NewJob, Settlement
 from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
 from tests.rigs.postgres import LocalPostgres
@@ -140,3 +140,22 @@ async def test_other_connections_are_refused(pg_store: PostgresStore, connection
     with pytest.raises(ConfigError, match=r"connection must be a psycopg\.AsyncConnection or a psycopg\.Connection"):
         await pg_store.add("q", JOBS, connection)
     assert await ready(pg_store) == 0
+
+
+async def test_in_a_transaction_that_sees_one_moment_a_former_jobs_lease_stays_stale(
+    pg_store: PostgresStore, pg: LocalPostgres
+) -> None:
+    """The caller's transaction does not see that the former job was removed, and yet takes its ID."""
+    await pg_store.add("q", [NewJob("a", b"1")])
+    [former] = (await pg_store.claim("q", WANTED)).jobs
+    await pg_store.settle("q", [Settlement.of(former, "fail")])
+    async with await psycopg.AsyncConnection.connect(pg.dsn) as connection:
+        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await connection.execute("SELECT 1")
+        await pg_store.delete("q", "a")
+        await pg_store.add("q", [NewJob("a", b"2")], connection)
+        await connection.commit()
+    [job] = (await pg_store.claim("q", WANTED)).jobs
+    assert job.payload == 2
+    assert job.lease_token > former.lease_token
+    assert await pg_store.settle("q", [Settlement.of(former, "ack")]) == [False]

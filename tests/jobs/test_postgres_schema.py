@@ -22,21 +22,23 @@ pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 JOB = NewJob("a", b"1")
 WANTED = Wanted(10, "w", 5_000, 3)
+LATEST = 2
+"""The version of the tables that this library makes."""
 
 
 async def test_migrate_gives_the_version_and_may_be_repeated(pg: LocalPostgres, schema: str) -> None:
     store = PostgresStore(pg.dsn, schema=schema)
-    assert await store.migrate() == 1
+    assert await store.migrate() == LATEST
     await store.add("q", [JOB])
-    assert await store.migrate() == 1
+    assert await store.migrate() == LATEST
     assert (await store.counts("q"))[JobState.READY] == 1
     await store.aclose()
 
 
 async def test_many_may_migrate_at_once(pg: LocalPostgres, schema: str) -> None:
     stores = [PostgresStore(pg.dsn, schema=schema) for _ in range(8)]
-    assert await asyncio.gather(*(store.migrate() for store in stores)) == [1] * 8
-    assert pg.ask(f"SELECT count(*) FROM {schema}.migrations") == [(1,)]
+    assert await asyncio.gather(*(store.migrate() for store in stores)) == [LATEST] * 8
+    assert pg.ask(f"SELECT count(*) FROM {schema}.migrations") == [(LATEST,)]
 
 
 async def test_what_migrate_does_can_be_applied_by_hand(pg: LocalPostgres, schema: str) -> None:
@@ -45,7 +47,7 @@ async def test_what_migrate_does_can_be_applied_by_hand(pg: LocalPostgres, schem
         connection.execute(store.sql().encode())
     async with store:
         await store.add("q", [JOB])
-        assert await store.migrate() == 1
+        assert await store.migrate() == LATEST
     assert "CREATE TABLE" not in store.sql(since=1)
 
 
@@ -55,7 +57,7 @@ async def test_a_schema_that_somebody_made_is_used(pg: LocalPostgres, schema: st
     pg.ask(f"CREATE ROLE {user} LOGIN")
     pg.ask(f"CREATE SCHEMA {schema} AUTHORIZATION {user}")
     store = PostgresStore(pg.dsn.replace("postgres@", f"{user}@"), schema=schema)
-    assert await store.migrate() == 1
+    assert await store.migrate() == LATEST
     async with store:
         await store.add("q", [JOB])
     pg.drop(schema)
@@ -70,7 +72,7 @@ async def test_any_name_of_a_schema_is_taken_as_it_is(pg: LocalPostgres, name: s
         await store.add("q", [JOB])
         assert [job.id for job in (await store.claim("q", WANTED)).jobs] == ["a"]
         await store.news("q", "", 5)
-    assert pg.ask("SELECT 1 FROM pg_namespace WHERE nspname = %s", name) == [(1,)]
+    assert pg.ask("SELECT 1 FROM pg_namespace WHERE nspname = %s", name) == [(LATEST,)]
     pg.drop(name)
 
 
@@ -141,7 +143,7 @@ async def test_an_empty_schema_has_no_tables_either(pg: LocalPostgres, schema: s
 async def test_a_schema_of_a_newer_library_is_refused(pg: LocalPostgres, pg_store: PostgresStore, schema: str) -> None:
     pg.ask(f"INSERT INTO {schema}.migrations (version, name) VALUES (99, 'later')")
     for call in (pg_store.open, pg_store.migrate):
-        with pytest.raises(ConfigError, match="has version 99, made by a newer conquiet: this one knows 1 at most"):
+        with pytest.raises(ConfigError, match=f"has version 99, made by a newer conquiet: this one knows {LATEST} at most"):
             await call()
 
 
@@ -164,7 +166,7 @@ async def test_any_bytes_come_back_as_they_were(pg_store: PostgresStore) -> None
     await pg_store.add("q", [NewJob(f"j{at}", payload) for at, payload in enumerate(payloads)])
     jobs = (await pg_store.claim("q", WANTED)).jobs
     assert [job.raw for job in jobs] == payloads
-    await pg_store.settle("q", [Settlement(job.id, job.lease_token, "ack", result=job.raw) for job in jobs])
+    await pg_store.settle("q", [Settlement.of(job, "ack", result=job.raw) for job in jobs])
     found = await pg_store.find("q", [job.id for job in jobs])
     assert [job.raw_result for job in found if job] == payloads
 
@@ -191,7 +193,7 @@ async def test_a_store_apart_has_the_same_jobs_and_clock(pg_store: PostgresStore
 def test_another_loop_takes_over_from_a_closed_one(pg: LocalPostgres) -> None:
     schema = schema_name()
     store = PostgresStore(pg.dsn, schema=schema)
-    assert asyncio.run(store.migrate()) == 1
+    assert asyncio.run(store.migrate()) == LATEST
     asyncio.run(store.add("q", [JOB]))
     asyncio.run(store.news("q", "", 5))
     assert asyncio.run(store.counts("q"))[JobState.READY] == 1

@@ -220,6 +220,7 @@ def alike(one: Any, other: Any) -> bool:
 def _timeless(job: Job) -> Job:
     return replace(
         job,
+        lease_token=0,
         failures=tuple(replace(one, started_ms=0, ended_ms=0) for one in job.failures),
         enqueued_ms=0,
         ready_ms=0,
@@ -231,7 +232,7 @@ def _timeless(job: Job) -> Job:
 
 def _times(job: Job) -> list[int | None]:
     failures = [time for one in job.failures for time in (one.started_ms, one.ended_ms)]
-    return [job.enqueued_ms, job.ready_ms, job.claimed_ms, job.lease_ms, job.finished_ms, *failures]
+    return [job.enqueued_ms, job.ready_ms, job.claimed_ms, job.lease_ms, job.finished_ms, job.lease_token, *failures]
 
 
 def _close(some: Sequence[int | None], others: Sequence[int | None]) -> bool:

@@ -61,7 +61,7 @@ async def claim(store: RedisStore, count: int = 10, **more: int) -> Claimed:
 
 
 def acks(jobs: Sequence[Job]) -> list[Settlement]:
-    return [Settlement(job.id, job.lease_token, "ack") for job in jobs]
+    return [Settlement.of(job, "ack") for job in jobs]
 
 
 async def pages(store: RedisStore, state: JobState, size: int) -> list[str]:
@@ -98,7 +98,7 @@ async def test_a_queue_has_no_other_keys_and_none_for_each_job(store: RedisStore
     await store.add(QUEUE, [*new(*map(str, range(100))), *new("late", delay_ms=TTL)])
     claimed = await claim(store)
     retried, failed, *done = claimed.jobs
-    told = [Settlement(retried.id, 1, "retry", error="e"), Settlement(failed.id, 1, "fail", error="e")]
+    told = [Settlement.of(retried, "retry", error="e"), Settlement.of(failed, "fail", error="e")]
     await store.settle(QUEUE, [*told, *acks(done[:4])])
     assert {*await keys_like(url, f"{keys.namespace}:*")} <= {*keys.all()}
 
@@ -141,7 +141,7 @@ async def test_a_thousand_jobs_take_one_round_trip_an_operation(url: str, namesp
             seen = len(proxy.received)
             await store.add(QUEUE, new(*ids))
             claimed = await claim(store, 1000)
-            leases = [Lease(job.id, job.lease_token) for job in claimed.jobs]
+            leases = [Lease.of(job) for job in claimed.jobs]
             assert await store.renew(QUEUE, leases, TTL) == [True] * 1000
             assert await store.settle(QUEUE, acks(claimed.jobs)) == [True] * 1000
             assert len(await store.find(QUEUE, ids)) == 1000
@@ -160,7 +160,7 @@ async def test_lists_may_be_longer_than_the_stack_of_lua(store: RedisStore) -> N
     assert await store.find(QUEUE, ["new"]) == [None]
     claimed = await claim(store, 9001, retries=1800, lowest=1800)
     assert [job.id for job in claimed.jobs] == ids
-    leases = [Lease(job.id, job.lease_token) for job in claimed.jobs]
+    leases = [Lease.of(job) for job in claimed.jobs]
     assert all(await store.renew(QUEUE, leases, TTL))
     assert all(await store.settle(QUEUE, acks(claimed.jobs)))
     assert [job and job.state for job in await store.find(QUEUE, ids)] == [SUCCEEDED] * 9001
@@ -252,7 +252,7 @@ async def test_a_job_whose_lease_is_renewed_between_two_pages_is_met_once(store:
     await store.add(QUEUE, new("a", "b", "c"))
     jobs = (await claim(store)).jobs
     first = await store.page(QUEUE, IN_FLIGHT, 1, None)
-    assert await store.renew(QUEUE, [Lease(job.id, job.lease_token) for job in jobs[:2]], 10 * TTL) == [True, True]
+    assert await store.renew(QUEUE, [Lease.of(job) for job in jobs[:2]], 10 * TTL) == [True, True]
     second = await store.page(QUEUE, IN_FLIGHT, 5, first.cursor)
     assert [job.id for page in (first, second) for job in page.jobs] == ["a", "b", "c"]
 

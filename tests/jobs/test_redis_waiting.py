@@ -57,7 +57,7 @@ async def claim(store: RedisStore, count: int = 10, **more: int) -> Claimed:
 
 
 def acks(jobs: Sequence[Job]) -> list[Settlement]:
-    return [Settlement(job.id, job.lease_token, "ack") for job in jobs]
+    return [Settlement.of(job, "ack") for job in jobs]
 
 
 async def clients(url: str) -> int:
@@ -81,11 +81,10 @@ async def test_what_is_added_after_a_claim_is_news_also_if_nobody_waited_yet(sto
 async def test_whatever_makes_a_job_claimable_or_due_sooner_is_news(how: str, store: RedisStore, url: str) -> None:
     await store.add(QUEUE, new("held", "failed"))
     held, failed = (await claim(store, ttl_ms=10 * TTL)).jobs
-    await store.settle(QUEUE, [Settlement("failed", failed.lease_token, "fail", error="x")])
+    await store.settle(QUEUE, [Settlement.of(failed, "fail", error="x")])
     mark = (await claim(store)).mark
     waiting = asyncio.create_task(store.news(QUEUE, mark, 600))
     await blocked(url)
-    token = held.lease_token
     if how == "replay":
         await store.replay(QUEUE, "failed")
     elif how in ("add", "delayed"):
@@ -93,7 +92,7 @@ async def test_whatever_makes_a_job_claimable_or_due_sooner_is_news(how: str, st
     else:
         kind = "release" if how == "release" else "retry"
         delay = TTL if how == "late retry" else 0
-        await store.settle(QUEUE, [Settlement("held", token, kind, delay_ms=delay)])  # type: ignore[arg-type]
+        await store.settle(QUEUE, [Settlement.of(held, kind, delay_ms=delay)])  # type: ignore[arg-type]
     await told(waiting)
 
 
@@ -102,7 +101,7 @@ async def test_what_changes_nothing_for_whoever_waits_is_no_news(store: RedisSto
     jobs = (await claim(store, ttl_ms=TTL)).jobs
     mark = (await claim(store)).mark
     await store.settle(QUEUE, acks(jobs[:1]))
-    await store.renew(QUEUE, [Lease("b", 1)], 5 * TTL)
+    await store.renew(QUEUE, [Lease.of(jobs[1])], 5 * TTL)
     await store.add(QUEUE, new("much later", delay_ms=50 * TTL))
     assert (await claim(store)).mark == mark
     assert await ask(url, "XLEN", keys.news) == 1
@@ -136,8 +135,7 @@ async def test_all_who_wait_for_a_queue_share_one_connection(store: RedisStore, 
 @pytest.mark.parametrize("how", ["ack", "fail", "cancel", "cancel waiting", "expire"])
 async def test_every_way_to_end_is_told(how: str, store: RedisStore, url: str, clock: ManualClock) -> None:
     await store.add(QUEUE, new("j"))
-    if how != "cancel waiting":
-        await claim(store)
+    claimed = [] if how == "cancel waiting" else (await claim(store)).jobs
     waiting = asyncio.create_task(store.finished(QUEUE, "j", None))
     await blocked(url)
     if how.startswith("cancel"):
@@ -146,7 +144,7 @@ async def test_every_way_to_end_is_told(how: str, store: RedisStore, url: str, c
         clock.advance(TTL / 1000 + 1)
         await claim(store, max_retries=0)
     else:
-        await store.settle(QUEUE, [Settlement("j", 1, how)])  # type: ignore[arg-type]
+        await store.settle(QUEUE, [Settlement.of(job, how) for job in claimed])  # type: ignore[arg-type]
     async with asyncio.timeout(LONG):
         job = await waiting
     assert job is not None

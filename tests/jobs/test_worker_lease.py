@@ -147,7 +147,7 @@ async def test_a_stolen_job_cancels_its_handler(backend: Backend, store: JobStor
             ahead.advance(60)
             async with backend.make("core", ahead) as other:
                 stolen = await queue_in(other, name=queue.name, lease_ttl=3600).claim(worker="thief")
-        assert [(one.id, one.worker, one.lease_token) for one in stolen] == [(id, "thief", 2)]
+        assert [(one.id, one.worker) for one in stolen] == [(id, "thief")]
         await eventually(lambda: len(gate.cancelled) == 1, "the handler was cancelled")
     await queue.ack(*stolen, result="the thief's")
     job = await queue.get(id)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.job import Attempt, Job, JobState, NewJob, Settlement
+from conquiet.jobs.store import Lease
 from conquiet.wire.parser import Reply
 
-__all__ = ["LETTERS", "added", "claimed_jobs", "known_jobs", "settled"]
+__all__ = ["LETTERS", "Claim", "added", "claimed_jobs", "known_jobs", "settled", "token_of"]
 
 Word = str | bytes | int
 
@@ -24,6 +27,15 @@ _LOWEST: Final = -(1 << 31)
 _HIGHEST: Final = (1 << 31) - 1
 _LATEST: Final = 10**14
 _ERRORS: Final = (ValueError, KeyError, IndexError)  # what comes of reading a record that is none
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """What is the same of all jobs that one call claims."""
+
+    queue: str
+    worker: str
+    ttl_ms: int
+    id: str
 
 
 # --- writing -------------------------------------------------------------------------------------------------
@@ -57,15 +69,21 @@ def _kind(priority: int, delay_ms: int, max_retries: int | None) -> tuple[Word, 
     return f"{_HIGHEST - priority:010d}", delay_ms, "-" if max_retries is None else max_retries, 0
 
 
+def token_of(one: Lease | Settlement) -> Word:
+    """By which claim a job is held, as its record has it. Those of an older version have no ID."""
+    return f"{one.token}.{one.claim_id}" if one.claim_id else one.token
+
+
 def settled(one: Settlement) -> tuple[Word, ...]:
     """A settlement as words for the script."""
+    token = token_of(one)
     if one.kind == "ack":
-        return ("done", one.job_id, one.token) if one.result is None else ("result", one.job_id, one.token, one.result)
+        return ("done", one.job_id, token) if one.result is None else ("result", one.job_id, token, one.result)
     if one.kind == "retry":
-        return "retry", one.job_id, one.token, one.delay_ms, one.error, one.brief
+        return "retry", one.job_id, token, one.delay_ms, one.error, one.brief
     if one.kind == "fail":
-        return "fail", one.job_id, one.token, one.error, one.brief
-    return "release", one.job_id, one.token
+        return "fail", one.job_id, token, one.error, one.brief
+    return "release", one.job_id, token
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -84,15 +102,16 @@ def known_jobs(queue: str, ids: Sequence[str], reply: Reply) -> Iterator[Job | Q
 
 
 def claimed_jobs(
-    queue: str, worker: str, now: int, ttl_ms: int, words: Sequence[Reply]
+    claim: Claim, now: int, first_token: int, words: Sequence[Reply]
 ) -> Iterator[tuple[str, Job | QueueError]]:
     """The jobs that a claim leased, each with its ID; the error for one that cannot be read."""
     turn = iter(words)
+    queue, worker, until = claim.queue, claim.worker, now + claim.ttl_ms
     for raw_id, first, counts, errors in zip(turn, turn, turn, turn, strict=True):
         id = raw_id.decode()
         try:
-            enqueued, ready, priority, most, token, payload = _first(first)
-            attempts, token = 1, token + 1
+            enqueued, ready, priority, most, payload = _first(first)
+            attempts, token = 1, first_token
             if counts:
                 attempts, token, ready = map(int, counts.split())
             last_error, failures = (None, ()) if errors is None else _errors(errors)
@@ -104,6 +123,7 @@ def claimed_jobs(
                 priority=priority,
                 attempts=attempts,
                 lease_token=token,
+                claim_id=claim.id,
                 max_retries=most,
                 worker=worker,
                 last_error=last_error,
@@ -111,7 +131,7 @@ def claimed_jobs(
                 enqueued_ms=enqueued,
                 ready_ms=ready,
                 claimed_ms=now,
-                lease_ms=now + ttl_ms,
+                lease_ms=until,
             )
         except _ERRORS as error:
             yield id, _garbled(queue, id, error)
@@ -124,19 +144,19 @@ def _known(
 ) -> Job:
     if first is None:
         raise ValueError("there is a record, but not what was enqueued")
-    enqueued, ready, priority, most, base, payload = _first(first)
+    enqueued, ready, priority, most, payload = _first(first)
     if record is None:
         return Job(
             id=id,
             queue=queue,
             raw=payload,
             priority=priority,
-            lease_token=base,
             max_retries=most,
             enqueued_ms=enqueued,
             ready_ms=ready,
         )
     state, finished, attempts, token, claimed, ready_at, _, _, _, length, rest = record.split(b" ", 10)
+    number, _, claim_id = token.partition(b".")
     end = 0 if length == b"-" else int(length)
     last_error, failures = (None, ()) if errors is None else _errors(errors)
     return Job(
@@ -146,7 +166,8 @@ def _known(
         state=_STATES[state],
         priority=priority,
         attempts=int(attempts),
-        lease_token=int(token),
+        lease_token=int(number),
+        claim_id=claim_id.decode(),
         max_retries=most,
         worker=None if length == b"-" else rest[:end].decode(),
         last_error=last_error,
@@ -160,14 +181,14 @@ def _known(
     )
 
 
-def _first(text: bytes) -> tuple[int, int, int, int | None, int, bytes]:
-    """When enqueued, from when on claimable, the priority, the job's own limit, its token at first, the payload."""
+def _first(text: bytes) -> tuple[int, int, int, int | None, bytes]:
+    """When enqueued, from when on claimable, the priority, the job's own limit, the payload."""
     head, line, payload = text.partition(b"\n")
-    enqueued, ready, priority, _, most, token = head.split(b" ")
+    enqueued, ready, priority, _, most, _ = head.split(b" ")
     if not line:
         raise ValueError("no payload")
     limit = None if most == b"-" else int(most)
-    return int(enqueued), int(ready), _HIGHEST - int(priority), limit, int(token), payload
+    return int(enqueued), int(ready), _HIGHEST - int(priority), limit, payload
 
 
 def _errors(text: bytes) -> tuple[str, tuple[Attempt, ...]]:

@@ -15,6 +15,7 @@ from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import new_lock
 
 __all__ = ["MemoryStore"]
@@ -94,7 +95,6 @@ class MemoryStore:
                     queue=queue,
                     raw=new.payload,
                     priority=new.priority,
-                    lease_token=mine.token,
                     max_retries=new.max_retries,
                     enqueued_ms=now,
                     ready_ms=now + new.delay_ms,
@@ -108,7 +108,8 @@ class MemoryStore:
             expired = self._expire(mine, now, wanted.max_retries)
             due = [job for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms <= now]
             chosen = _chosen(sorted(due, key=mine.order), wanted)
-            jobs = [job.claimed(wanted.worker, now, wanted.ttl_ms) for job in sorted(chosen, key=mine.order)]
+            claim = partial(_claimed, wanted, now, nonce(), mine.token)
+            jobs = [claim(job) for job in sorted(chosen, key=mine.order)]
             mine.jobs.update((job.id, job) for job in jobs)
             times = [job.ready_ms for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms > now]
             times += [job.lease_ms for job in mine.jobs.values() if job.lease_ms is not None]
@@ -120,14 +121,14 @@ class MemoryStore:
         with self._lock:
             mine, now = self._of(queue), self._now()
             return [
-                self._change(mine, lease.job_id, lease.token, lambda job: job.renewed(now, ttl_ms)) for lease in leases
+                self._change(mine, lease, lambda job: job.renewed(now, ttl_ms)) for lease in leases
             ]
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         with self._lock:
             mine, now = self._of(queue), self._now()
-            done = [self._change(mine, one.job_id, one.token, partial(_settled, one, now)) for one in settlements]
+            done = [self._change(mine, one, partial(_settled, one, now)) for one in settlements]
             self._tell(mine)
             return done
 
@@ -221,11 +222,13 @@ class MemoryStore:
             self._tell(mine)
         return found
 
-    def _change(self, mine: _Queue, id: str, token: int, change: Callable[[Job], Job]) -> bool:
-        job = mine.jobs.get(id)
-        if job is None or job.state is not JobState.IN_FLIGHT or job.lease_token != token:
+    def _change(self, mine: _Queue, by: Lease | Settlement, change: Callable[[Job], Job]) -> bool:
+        job = mine.jobs.get(by.job_id)
+        if job is None or job.state is not JobState.IN_FLIGHT:
             return False
-        mine.jobs[id] = change(job)
+        if (job.lease_token, job.claim_id) != (by.token, by.claim_id):
+            return False
+        mine.jobs[by.job_id] = change(job)
         return True
 
     def _alter(self, queue: str, id: str, change: Callable[[Job], Job]) -> Job | None:
@@ -260,6 +263,10 @@ def _chosen(due: Sequence[Job], wanted: Wanted) -> list[Job]:
     take([job for job in due if job.priority == due[-1].priority], wanted.lowest)
     take(list(due), wanted.count - len(chosen))
     return list(chosen.values())
+
+
+def _claimed(wanted: Wanted, now: int, claim_id: str, above: int, job: Job) -> Job:
+    return job.claimed(wanted.worker, now, wanted.ttl_ms, claim_id, above)
 
 
 def _settled(settlement: Settlement, now: int, job: Job) -> Job:

@@ -13,10 +13,11 @@ from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
-from conquiet.jobs.stores._redis_records import LETTERS, added, claimed_jobs, known_jobs, settled
+from conquiet.jobs.stores._redis_records import LETTERS, Claim, added, claimed_jobs, known_jobs, settled, token_of
 from conquiet.jobs.stores._redis_watch import Watch
 from conquiet.kit import rules
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.ids import nonce
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.keys import JobKeys
 from conquiet.wire.link import Link
@@ -148,12 +149,14 @@ class RedisStore:
         What is in line but is no job, because something else wrote there, is taken out of line and logged.
         """
         shares = (wanted.count, wanted.retries, wanted.lowest)
-        words = (HISTORY, EXPIRED, wanted.worker, wanted.ttl_ms, wanted.max_retries, *shares)
-        now, next_ms, mark, expired, broken, claimed = await self._run(queue, _CLAIM, self._clock.offset_ms, *words)
+        claim = Claim(queue, wanted.worker, wanted.ttl_ms, nonce())
+        words = (HISTORY, EXPIRED, wanted.worker, claim.id, wanted.ttl_ms, wanted.max_retries, *shares)
+        reply = await self._run(queue, _CLAIM, self._clock.offset_ms, *words)
+        now, token, next_ms, mark, expired, broken, claimed = reply
         for id in broken:
             _log.error("job %r of queue %r cannot be read and is left out", id.decode(errors="replace"), queue)
         jobs: list[Job] = []
-        for _, job in claimed_jobs(queue, wanted.worker, int(now), wanted.ttl_ms, claimed):
+        for _, job in claimed_jobs(claim, int(now), token, claimed):
             if isinstance(job, Job):
                 jobs.append(job)
             else:
@@ -170,7 +173,7 @@ class RedisStore:
         """Extend leases; false for each that is stale."""
         if not leases:
             return []
-        words = [word for lease in leases for word in (lease.job_id, lease.token)]
+        words = [word for lease in leases for word in (lease.job_id, token_of(lease))]
         return [done == 1 for done in await self._run(queue, _RENEW, self._clock.offset_ms, ttl_ms, *words)]
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:

@@ -40,13 +40,12 @@ if #taken > 0 then return taken end
 
 stop_when_full(sequence)
 local number = redis.call('INCRBY', sequence, total) - total
-local token = redis.call('GET', highest) or '0'
 local firsts, digits = {}, {[0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 for _, head in ipairs(runs) do
   local priority, delay, most, length = unpack(ARGV, head, head + 3)
   local due = now + tonumber(delay)
   local prefix = priority .. in_digits(due)
-  local begin, ending = string.format('%d %d ', now, due) .. priority .. ' ', ' ' .. most .. ' ' .. token .. '\n'
+  local begin, ending = string.format('%d %d ', now, due) .. priority .. ' ', ' ' .. most .. ' 0\n'
   local line, score = now_ready, '0'
   if due > now then
     line, score = now_delayed, string.format('%d', due)

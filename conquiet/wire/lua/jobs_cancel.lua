@@ -13,7 +13,7 @@ if not job or job.state == 'S' or job.state == 'F' then return {0, unpack(known_
 go_on_when_full(jobs)
 if job.state == 'I' then
   note_error(job, cancelled, cancelled, now, tonumber(history))
-  job.token = job.token + 1
+  job.token = string.format('%d', number_of(job.token) + 1)
   unleased[1] = id
 else
   note_error(job, cancelled)

@@ -1,8 +1,8 @@
 -- Gives up leases that have run out, lets jobs whose time has come get in line, and leases what is wanted.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
--- ARGV   offset ms, longest history, error of an expired lease, worker, ttl ms, most retries, then how many jobs, how
---        many of them first to those tried before, and how many then to those of the lowest priority
--- RETURNS {now ms, ms until more may be there or -1, mark, {ID, 1 if failed else 0... of the expired},
+-- ARGV   offset ms, longest history, error of an expired lease, worker, the claim's own ID, ttl ms, most retries, then
+--        how many jobs, how many of them first to those tried before, and how many then to those of the lowest priority
+-- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1, mark, {ID, 1 if failed else 0... of the expired},
 --        {IDs that are no jobs and were taken out of line...},
 --        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
 --#include clock
@@ -10,7 +10,7 @@
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_change
-local offset, history, lapsed, worker, ttl, max_retries, count, from_tried, from_lowest = unpack(ARGV)
+local offset, history, lapsed, worker, claim_id, ttl, max_retries, count, from_tried, from_lowest = unpack(ARGV)
 local now = now_ms(offset)
 local expired, broken, moved = {}, {}, 0
 -- What one call moves at most: leases that ran out, and jobs that fell due.
@@ -112,23 +112,24 @@ in_pieces('ZREM', retries, tried)
 
 local claimed, texts, leased, holding = {}, {}, {}, {}
 local put, now_text, until_text = 0, string.format('%d', now), string.format('%d', now + tonumber(ttl))
-local begin, begun_with, by_worker = nil, nil, ' ' .. #worker .. ' ' .. worker
+-- Higher than any token that the queue knows of, and than any that it has forgotten if its clock went on meanwhile.
+local base = math.max(tonumber(redis.call('GET', highest) or 0) + 1, now)
+local top, token_of = base, '%d.' .. claim_id
+local begin, by_worker = string.format('I - 1 ' .. token_of .. ' %s ', base, now_text), ' ' .. #worker .. ' ' .. worker
 local firsts, known = values_of(jobs, ids), values_of(records, ids)
 for at, id in ipairs(ids) do
   local text, first, counts = nil, firsts[at], ''
-  local since, token
-  if first then since, token = since_first(first) end
+  local since = first and since_first(first)
   if since and not known[at] then
-    if token ~= begun_with then
-      begun_with, begin = token, string.format('I - 1 %d %s ', tonumber(token) + 1, now_text)
-    end
     text = begin .. since .. by_worker
   elseif since then
     local job = parsed(id, known[at])
     if job and job.state == 'R' then
-      job.state, job.attempts, job.token = 'I', job.attempts + 1, job.token + 1
+      local token = math.max(number_of(job.token) + 1, base)
+      top = math.max(top, token)
+      job.state, job.attempts, job.token = 'I', job.attempts + 1, string.format(token_of, token)
       job.worker, job.claimed = worker, now_text
-      text, counts = written(job), string.format('%d %d %d', job.attempts, job.token, job.ready)
+      text, counts = written(job), string.format('%d %d %d', job.attempts, token, job.ready)
     end
   end
   if text then
@@ -145,9 +146,10 @@ end
 in_pieces('HSET', records, texts)
 in_pieces('ZADD', leases, leased)
 in_pieces('ZADD', held, holding)
+if put > 0 then redis.call('SET', highest, string.format('%d', top)) end
 
 -- Others may have looked before this call found these jobs, and have not been told of them.
 if moved > 0 and redis.call('EXISTS', ready) == 1 then tell() end
 local next_at, last_news = earliest(), redis.call('XREVRANGE', news, '+', '-', 'COUNT', 1)[1]
 local next_ms = next_at < math.huge and math.max(0, next_at - now) or -1
-return {now_text, next_ms, last_news and last_news[1] or '0-0', expired, broken, claimed}
+return {now_text, base, next_ms, last_news and last_news[1] or '0-0', expired, broken, claimed}

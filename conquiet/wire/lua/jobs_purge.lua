@@ -18,12 +18,6 @@ if surplus <= 0 then return 0 end
 go_on_when_full(jobs)
 local members, ids = redis.call('ZRANGE', line, 0, surplus - 1), {}
 for at, member in ipairs(members) do ids[at] = string.sub(member, 16) end
-local token = 0
-for at, text in ipairs(values_of(records, ids)) do
-  local job = text and parsed(ids[at], text)
-  if job then token = math.max(token, job.token) end
-end
-retire(token)
 in_pieces('ZREM', line, members)
 for _, key in ipairs({jobs, records, errors}) do in_pieces('HDEL', key, ids) end
 return #ids

@@ -1,10 +1,11 @@
 -- Fragment: what is kept of a job, and how it is written. Needs the fragment jobs_keys.
 --   jobs     "enqueued ready priority sequence most token\n", then the payload; written once. Times are ms, priority
 --            has 10 digits and is the lower the sooner, sequence has 12 digits, most is "-" or the job's own limit of
---            retries, token is what it begins with.
+--            retries. The last word was a token once and means nothing now.
 --   records  "state finished attempts token claimed ready priority sequence most length ", then worker and result.
 --            There is none while a job has never been claimed or cancelled. state is R, I, S or F, and "-" stands for
---            a time or a worker's length that there is not.
+--            a time or a worker's length that there is not. token is a number, then "." and the claim's own ID; a
+--            claim is told from all others by both.
 --   errors   "count length\n", the last error, then for each failed attempt
 --            "number started ended length length\n", its worker and its error.
 --   ready... members: priority, ready in 15 digits, sequence, "1" if tried before else "0", ID: in claim order.
@@ -16,10 +17,10 @@ end
 -- A record as a table; nil if it is none.
 local function parsed(id, text)
   local state, finished, attempts, token, claimed, since, priority, number, most, length, body =
-    string.match(text, '^([RISF]) (%S+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$')
+    string.match(text, '^([RISF]) (%S+) (%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$')
   if not state then return nil end
   return {
-    id = id, state = state, finished = finished, attempts = tonumber(attempts), token = tonumber(token),
+    id = id, state = state, finished = finished, attempts = tonumber(attempts), token = token,
     claimed = claimed, ready = tonumber(since), priority = priority, number = number, most = most,
     worker = length ~= '-' and string.sub(body, 1, tonumber(length)) or nil,
   }
@@ -27,10 +28,10 @@ end
 
 -- The record of a job that has none yet; nil if what was written at first is no job.
 local function unwritten(id, first)
-  local since, priority, number, most, token = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) (%d+)\n')
+  local since, priority, number, most = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) %d+\n')
   if not since then return nil end
   return {
-    id = id, state = 'R', finished = '-', attempts = 0, token = tonumber(token),
+    id = id, state = 'R', finished = '-', attempts = 0, token = '0',
     claimed = '-', ready = tonumber(since), priority = priority, number = number, most = most,
   }
 end
@@ -38,20 +39,19 @@ end
 local function written(job)
   local worker = job.worker
   return string.format(
-    '%s %s %d %d %s %d %s %s %s ', job.state, job.finished, job.attempts, job.token, job.claimed, job.ready,
+    '%s %s %d %s %s %d %s %s %s ', job.state, job.finished, job.attempts, job.token, job.claimed, job.ready,
     job.priority, job.number, job.most
   ) .. (worker and #worker or '-') .. ' ' .. (worker or '')
 end
 
--- What follows the claimed time in the record of a job whose first writing this is, up to its worker; and its token.
+-- What follows the claimed time in the record of a job whose first writing this is, up to its worker.
 local function since_first(first)
-  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) (%d+)\n')
+  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) %d+\n')
 end
 
--- Notes that jobs are removed which had tokens up to this one: a new job under the same ID begins with it, so that no
--- token of the former one is ever good again.
-local function retire(token)
-  if token > tonumber(redis.call('GET', highest) or 0) then redis.call('SET', highest, token) end
+-- The number in a token.
+local function number_of(token)
+  return tonumber(string.match(token, '^%d+'))
 end
 
 -- Where a job stands among all that are ready; the same as long as it is.

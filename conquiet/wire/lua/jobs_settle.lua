@@ -1,6 +1,6 @@
 -- Applies what workers say became of their jobs, each where the token is that of the job's last claim.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
--- ARGV   offset ms, longest history, then for each settlement: kind, ID, token, and of kind
+-- ARGV   offset ms, longest history, then for each settlement: kind, ID, token as in records, and of kind
 --        'done' no more | 'result' the result | 'retry' delay ms, error, its first line |
 --        'fail' error, its first line | 'release' no more
 -- RETURNS {1 if applied else 0...}
@@ -40,9 +40,9 @@ local apply = {
 local replies, is_settled, now_digits, succeeds = {}, {}, in_digits(now), string.format('S %d ', now)
 for place, text in ipairs(values_of(records, ids)) do
   local id, start = ids[place], starts[place]
-  local rest, token = string.match(not is_settled[id] and text or '', '^I %- (%d+ (%d+) .*)$')
+  local rest, token = string.match(not is_settled[id] and text or '', '^I %- (%d+ (%S+) .*)$')
   replies[place] = 0
-  if token and tonumber(token) == tonumber(ARGV[start + 2]) then
+  if token and token == ARGV[start + 2] then
     local kind = ARGV[start]
     if apply[kind] then
       local job = parsed(id, text)

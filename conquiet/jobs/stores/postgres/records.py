@@ -12,7 +12,7 @@ __all__ = ["NUMBER", "WIDTH", "job_of"]
 
 NUMBER: Final = 1
 """The column with the place in the order of enqueueing."""
-WIDTH: Final = 17
+WIDTH: Final = 18
 
 _STATES: Final = {str(state): state for state in JobState}
 
@@ -37,4 +37,5 @@ def job_of(queue: str, row: Sequence[Any]) -> Job:
         claimed_ms=row[14],
         lease_ms=row[15],
         finished_ms=row[16],
+        claim_id=row[17],
     )

@@ -16,6 +16,7 @@ from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.ids import nonce
 
 if TYPE_CHECKING:
     from conquiet.jobs.stores.postgres.pool import Call
@@ -134,12 +135,13 @@ class PostgresStore:
         """Give up leases that have run out, then lease what is wanted."""
         mark, offset = self._listener.mark(queue), self._clock.offset_ms
         claim = (queue, offset, wanted.worker, wanted.ttl_ms, wanted.count, wanted.retries, wanted.lowest)
-        [rows] = await self._run("claiming jobs", queue, ("claim", (*claim, False)))
+        claim_id = nonce()
+        [rows] = await self._run("claiming jobs", queue, ("claim", (*claim, False, claim_id)))
         gone: list[tuple[Any, ...]] = []
         if rows[0][0] is not None and rows[0][0] <= 0:
             late = (queue, offset, self._channel, wanted.max_retries, _MOST_EXPIRED, EXPIRED, HISTORY)
             ripe = (queue, offset, _MOST_PROMOTED)
-            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True))]
+            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True, claim_id))]
             gone, _, rows = await self._run("claiming jobs", queue, *calls)
         jobs = _in_order(queue, rows)
         times = [wanted.ttl_ms] * bool(jobs) + [max(0, row[0]) for row in rows[:1] if row[0] is not None]
@@ -148,19 +150,20 @@ class PostgresStore:
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
         # In one order everywhere, so that calls which hold some of each other's rows never wait in a circle.
-        order = sorted({(lease.job_id, lease.token) for lease in leases})
-        ids, tokens = Texts([id for id, _ in order]), Integers([token for _, token in order])
-        values = (queue, self._clock.offset_ms, ttl_ms, ids, tokens, len(order))
+        order = sorted({_claim_of(lease) for lease in leases})
+        ids, tokens = Texts([id for id, _, _ in order]), Integers([token for _, token, _ in order])
+        claims = Texts([claim_id for _, _, claim_id in order])
+        values = (queue, self._clock.offset_ms, ttl_ms, ids, tokens, claims, len(order))
         [rows] = await self._run("renewing leases", queue, ("renew", values))
         held = {order[int(row[0]) - 1] for row in rows}
-        return [(lease.job_id, lease.token) in held for lease in leases]
+        return [_claim_of(lease) in held for lease in leases]
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         # Of several for one claim the first counts: after it, the job is not in flight any more.
-        firsts: dict[tuple[str, int], int] = {}
+        firsts: dict[tuple[str, int, str], int] = {}
         for at, one in enumerate(settlements):
-            firsts.setdefault((one.job_id, one.token), at)
+            firsts.setdefault(_claim_of(one), at)
         order = [at for _, at in sorted(firsts.items())]
         done = [False] * len(settlements)
         if order:
@@ -303,12 +306,17 @@ class PostgresStore:
             len(given),
             Texts([one.job_id for one in given]),
             Integers([one.token for one in given]),
+            Texts([one.claim_id for one in given]),
             Texts([one.kind for one in given]),
             Integers([one.delay_ms for one in given]),
             Texts([one.error for one in given]),
             Texts([one.brief for one in given]),
             Blobs([one.result for one in given]),
         )
+
+
+def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
+    return one.job_id, one.token, one.claim_id
 
 
 def _in_order(queue: str, rows: Sequence[tuple[Any, ...]]) -> list[Job]:

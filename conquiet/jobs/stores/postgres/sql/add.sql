@@ -1,23 +1,15 @@
 -- Add jobs in the given order; fails as a whole if an ID is taken.
 -- $1 queue, $2 offset_ms, $3 channel, $4 ids, $5 payloads, $6 priorities, $7 delays, $8 limits of retries
-WITH moment AS MATERIALIZED (
-    SELECT
-        {moment} + $2::bigint AS now,
-        coalesce((SELECT token FROM {schema}.queues WHERE queue = $1::text), 0) AS token
-),
+WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
 added AS (
-    INSERT INTO {schema}.jobs (queue, id, payload, priority, max_retries, enqueued_ms, ready_ms, due, token)
+    INSERT INTO {schema}.jobs (queue, id, payload, priority, max_retries, enqueued_ms, ready_ms, due)
     SELECT
         $1::text, g.id, g.payload, g.priority, g.max_retries,
-        moment.now, moment.now + g.delay_ms, g.delay_ms <= 0, moment.token
+        moment.now, moment.now + g.delay_ms, g.delay_ms <= 0
     FROM unnest($4::text[], $5::bytea[], $6::bigint[], $7::bigint[], $8::bigint[])
         WITH ORDINALITY AS g (id, payload, priority, delay_ms, max_retries, place), moment
     ORDER BY g.place
     RETURNING 1
-),
--- read first: what is asked after it is asked when all jobs are in
-total AS MATERIALIZED (SELECT count(*) AS jobs FROM added)
-SELECT
-    {schema}.still_begins($1::text, (SELECT token FROM moment)),
-    pg_notify($3::text, json_build_array($1::text)::text)
-FROM total WHERE jobs > 0
+)
+SELECT pg_notify($3::text, json_build_array($1::text)::text) FROM (SELECT count(*) AS jobs FROM added) AS all_of_them
+WHERE jobs > 0

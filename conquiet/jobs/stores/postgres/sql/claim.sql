@@ -1,7 +1,10 @@
 -- Lease jobs to a worker: first some that were tried before, then some of the lowest priority, then the rest.
 -- One row a job, at least one: the first column is in how many milliseconds a lease runs out that others hold, or
 -- something falls due that waits. If that is past, nothing is leased, unless $8: expire and promote must come first.
--- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 lowest, $8 in any case
+-- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 lowest, $8 in any case, $9 the claim's own ID
+--
+-- A token is higher than the job's last one, than that of any job that was removed from the queue, and at least the
+-- time: so it rises even if the last one is lost with the server's last writes.
 WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
 next AS MATERIALIZED (
     SELECT least(
@@ -49,12 +52,16 @@ rest AS MATERIALIZED (
 chosen AS MATERIALIZED (
     SELECT queue, id FROM again UNION ALL SELECT queue, id FROM lowest UNION ALL SELECT queue, id FROM rest
 ),
+base AS MATERIALIZED (
+    SELECT greatest(now, (SELECT token + 1 FROM {schema}.queues WHERE queue = $1::text)) AS token FROM moment
+),
 claimed AS (
     UPDATE {schema}.jobs j SET
         state = 'in_flight',
         worker = $3::text,
         attempts = j.attempts + 1,
-        token = j.token + 1,
+        token = greatest(j.token + 1, (SELECT token FROM base)),
+        claim_id = $9::text,
         claimed_ms = (SELECT now FROM moment),
         lease_ms = (SELECT now FROM moment) + $4::bigint
     FROM chosen

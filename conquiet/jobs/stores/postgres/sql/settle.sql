@@ -1,6 +1,6 @@
 -- Apply what workers say became of their jobs; the places of those that were leased to them.
 -- $1 queue, $2 offset_ms, $3 channel, $4 length of the history, $5 how many,
--- $6 ids in ascending order, $7 tokens, $8 kinds, $9 delays, $10 errors, $11 briefs, $12 results
+-- $6 ids in ascending order, $7 tokens, $8 IDs of the claims, $9 kinds, $10 delays, $11 errors, $12 briefs, $13 results
 -- (Why leases are found in this way: see renew.)
 WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
 settled AS (
@@ -26,12 +26,14 @@ settled AS (
             )
         END
     FROM (
-        SELECT $1::text AS queue, id, token, kind, delay_ms, error, brief, result, place
-        FROM unnest($6::text[], $7::bigint[], $8::text[], $9::bigint[], $10::text[], $11::text[], $12::bytea[])
-            WITH ORDINALITY AS given (id, token, kind, delay_ms, error, brief, result, place)
+        SELECT $1::text AS queue, id, token, claim_id, kind, delay_ms, error, brief, result, place
+        FROM unnest(
+            $6::text[], $7::bigint[], $8::text[], $9::text[], $10::bigint[], $11::text[], $12::text[], $13::bytea[]
+        ) WITH ORDINALITY AS given (id, token, claim_id, kind, delay_ms, error, brief, result, place)
         LIMIT $5::bigint
     ) AS g
-    WHERE j.queue = g.queue AND j.id = g.id AND j.token = g.token AND j.lease_ms IS NOT NULL
+    WHERE j.queue = g.queue AND j.id = g.id AND j.token = g.token
+        AND coalesce(j.claim_id, '') = g.claim_id AND j.lease_ms IS NOT NULL
     RETURNING g.place, j.queue, j.id, j.state, j.watched
 ),
 told AS (
