@@ -30,6 +30,7 @@ _PAGE: Final = 500
 _RESET: Final = Script.named("group_reset")
 _DELETE: Final = Script.named("group_delete")
 _DROP: Final = Script.named("members_drop")
+_RETIRE: Final = Script.named("lease_retire")
 
 
 async def reset_group(site: Site, topic: Topic, group: str, to: ResetTo, force: bool = False) -> None:
@@ -163,9 +164,15 @@ async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool
 
 async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None:
     look = await look_at(site, stream)
-    doomed = site.keys.of_partition(stream)
-    for group in look.groups.union(look.deleted_groups, groups):
-        doomed += site.keys.of_group(stream, group)
+    leases, doomed = list[str](), list[str]()
+    for group in sorted(look.groups.union(look.deleted_groups, groups)):
+        lease, *others = site.keys.of_group(stream, group)
+        leases.append(lease)
+        doomed += others
+    # The epochs are remembered for a day, lest a topic that is made again begins with one that somebody has in hand.
+    for start in range(0, len(leases), _PAGE):
+        await site.run(stream, _RETIRE(leases[start : start + _PAGE], site.clock.offset_ms))
+    doomed += site.keys.of_partition(stream)
     for start in range(0, len(doomed), _PAGE):
         await _unlink(site, doomed[start : start + _PAGE])
 

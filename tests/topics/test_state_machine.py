@@ -75,8 +75,9 @@ class Scripts(Scripted, RuleBasedStateMachine):
             status, epoch, crashed, *_ = self.try_to_acquire(owner)
             model.previous.append((model.owner, model.epoch))
             model.crashed = model.crashed if model.owner == owner else model.owner
-            model.owner, model.epoch, model.hand = owner, model.epoch + 1, []
-            assert (status, int(epoch), crashed.decode()) == (b"OK", model.epoch, model.crashed)
+            assert int(epoch) > model.epoch
+            model.owner, model.epoch, model.hand = owner, int(epoch), []
+            assert (status, crashed.decode()) == (b"OK", model.crashed)
         model.until = self.now + TTL
 
     def try_to_acquire(self, owner: str) -> Any:

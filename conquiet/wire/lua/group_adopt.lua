@@ -26,7 +26,7 @@ if id ~= '' then put_after(stream, there, id, entries) end
 if redis.call('HEXISTS', lease, 'epoch') == 1 then
   redis.call('HDEL', lease, 'running', 'resume', 'crashed', 'suspect')
   redis.call('HSET', lease, 'owner', '')
-  redis.call('HINCRBY', lease, 'epoch', 1)
+  next_epoch(lease, now)
 end
 redis.call('HSET', lease, 'spark', 1, 'until_ms', string.format('%.0f', now))
 return {'OK', before}

@@ -1,22 +1,18 @@
 -- Removes a group from a partition. Its owner is fenced off and its members are refused from now on: of the lease only
--- the epoch and the time of the deletion stay. Dead letters that are not forwarded yet hold the rest up.
+-- the epoch and the time of the deletion stay, for a day. Dead letters that are not forwarded yet hold the rest up.
 -- KEYS   lease, stream, retry, attempts, outbox, trim
 -- ARGV   offset ms, group
 -- RETURNS dead letters that are waiting; none means that the group is gone
 --#include clock
+--#include lease
 --#include rows
 local lease, stream, retry, attempts, outbox, trim = unpack(KEYS)
 local offset, group = unpack(ARGV)
-local now = string.format('%.0f', now_ms(offset))
-redis.call('HDEL', lease, 'owner', 'until_ms', 'running', 'resume', 'spark')
-redis.call('HINCRBY', lease, 'epoch', 1)
-redis.call('HSET', lease, 'deleted_ms', now)
--- Whoever removes the topic one day finds the lease by this.
-redis.call('HSET', trim, 'gone:' .. group, now)
+retire(lease, now_ms(offset))
 local waiting = redis.call('XLEN', outbox)
 if waiting > 0 then return waiting end
 redis.call('DEL', retry, attempts, outbox)
-redis.call('HDEL', trim, 'seen:' .. group)
+redis.call('HDEL', trim, 'seen:' .. group, 'gone:' .. group)
 if redis.call('EXISTS', stream) == 1 and group_row(stream, group) then
   redis.call('XGROUP', 'DESTROY', stream, group)
 end

@@ -7,6 +7,7 @@ local lease, stream = unpack(KEYS)
 local group, before = unpack(ARGV)
 if redis.call('HDEL', lease, 'spark') == 0 then return 0 end
 if redis.call('HEXISTS', lease, 'epoch') == 0 then redis.call('DEL', lease) end
+if before == '' then redis.call('PEXPIRE', lease, 86400000) end -- as that of any group that is gone
 local there = redis.call('EXISTS', stream) == 1 and group_row(stream, group)
 -- Somebody who has begun to consume with it meanwhile keeps it.
 if there and there['consumers'] + there['pending'] == 0 then

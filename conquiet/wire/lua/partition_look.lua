@@ -2,7 +2,7 @@
 -- KEYS   stream, delayed, trim
 -- ARGV   none
 -- RETURNS {entries, first ID or '', last ID or '', last ID ever given, delayed, trimmed below or '', dropped,
---         list of groups, list of groups that were deleted}
+--         list of groups, list of groups that were deleted and left a lease for good, as an earlier version did}
 --#include rows
 local stream, delayed, trim = unpack(KEYS)
 local groups, gone, first, last, given = {}, {}, '', '', '0-0'
