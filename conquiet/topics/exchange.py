@@ -31,8 +31,6 @@ _SUSPECT: Final = Script.named("lease_suspect")
 _SUSPICIOUS: Final = 3
 """From how many crashes on an entry is handled alone."""
 _MOST_BURIED: Final = 100
-_MOST_FIELDS: Final = 3900
-"""Lua cannot copy an entry with more; its dead letter names the entry, which stays in the stream."""
 
 Kind: TypeAlias = Literal["take", "takeover", "park", "requeue", "bury", "suspect"]
 _Failed: TypeAlias = list[tuple[Delivery, Outcome]]
@@ -178,6 +176,7 @@ class Exchanges:
                 keys.attempts(stream, self._group),
                 keys.delayed(stream),
                 keys.delayed_items(stream),
+                keys.retry(stream, self._group),
             ],
             *self._fence(partition),
             self._site.clock.offset_ms,
@@ -211,8 +210,6 @@ class Exchanges:
 
     def _replaced(self, delivery: Delivery) -> list[bytes] | None:
         """The fields that a dead letter holds instead of its entry's; ``None`` to keep them as they are."""
-        if len(delivery._entry) // 2 > _MOST_FIELDS:
-            return []
         letters = self._letters
         if letters.transform is None and not letters.drop_headers:
             return None

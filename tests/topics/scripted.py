@@ -159,7 +159,7 @@ class Scripted:
             case "park":
                 return self.run("park", group, *fence, now, GROUP, *flat((id, delay * 1000, 1, "E") for id in ids))
             case "requeue":
-                keys = [self.lease, self.stream, self.attempts, *delayed]
+                keys = [self.lease, self.stream, self.attempts, *delayed, self.retry]
                 words = flat((id, delay * 1000, 1, f"0/{id}") for id in ids)
                 return self.run("requeue", keys, *fence, now, GROUP, *words)
             case "bury":

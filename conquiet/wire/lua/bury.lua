@@ -30,8 +30,13 @@ while at <= #ARGV do
   local words = math.max(tonumber(replaced), 0)
   if is_pending(stream, group, id) then
     local fields = fields_of(stream, id)
-    if fields and tonumber(replaced) >= 0 then fields = {unpack(ARGV, at + 7, at + 6 + words)} end
+    if fields and tonumber(replaced) >= 0 then
+      fields = {}
+      for word = at + 7, at + 6 + words do fields[#fields + 1] = ARGV[word] end
+    end
     if fields then
+      -- A letter that no script can carry names the entry, which stays in the stream.
+      if not is_copyable(fields) then fields = {} end
       redis.call('XADD', outbox, '*', unpack(letter(id, failures, reason, kind, message, trace, fields)))
       buried = buried + 1
     end

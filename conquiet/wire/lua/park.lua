@@ -12,11 +12,7 @@ local now, parked = now_ms(offset), 0
 for at = 5, #ARGV, 4 do
   local id, delay, failures, kind = unpack(ARGV, at, at + 3)
   if is_pending(stream, group, id) then
-    local first, replayed = string.match(redis.call('HGET', attempts, id) or '', '^%d+|(%d*)|%d*|[^|]*|(.*)$')
-    if not first or first == '' then first = string.format('%.0f', now) end
-    redis.call('HSET', attempts, id, table.concat({failures, first, string.format('%.0f', now), kind, replayed or ''}, '|'))
-    redis.call('HDEL', attempts, 'c:' .. id)
-    redis.call('ZADD', retry, now + tonumber(delay), id)
+    put_off(retry, attempts, id, now, delay, failures, kind)
     parked = parked + 1
   end
 end

@@ -49,7 +49,9 @@ local wait = head_of(delayed)
 if wait and wait <= 0 then
   for _, item in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, 100)) do
     local packed = redis.call('HGET', items, item)
-    if packed then redis.call('XADD', stream, '*', unpack(cmsgpack.unpack(packed))) end
+    local words = packed and cmsgpack.unpack(packed)
+    -- Of one that no script can append, its last words are: they name the entry that it is a copy of.
+    if words then redis.call('XADD', stream, '*', unpack(words, is_copyable(words) and 1 or #words - 5)) end
     redis.call('ZREM', delayed, item)
     redis.call('HDEL', items, item)
   end
