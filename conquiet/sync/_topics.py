@@ -39,6 +39,7 @@ class CallersSubscription(core.Subscription):
 
     async def wait(self) -> None:
         """As the core's, and meanwhile the calling thread handles messages."""
+        self._check_entered()
         self._inbox = current_inbox()
         self._handling.is_open = True
         self._handling.wake()

@@ -121,9 +121,15 @@ class _Consumer:
 
     async def wait(self) -> None:
         """Return when it was asked to stop; raise what ended it otherwise."""
+        self._check_entered()
         await self._stopping.wait()
         if self._failure is not None:
             raise self._failure
+
+    def _check_entered(self) -> None:
+        """Nothing ever comes of waiting for a consumer that does nothing."""
+        if not self._entered:
+            raise ConfigError("this consumer is not entered: use it inside 'async with' ('with' in conquiet.sync)")
 
     def health(self) -> Health:
         """How it is doing, without asking the server."""
@@ -140,6 +146,7 @@ class _Consumer:
         try:
             await self._join()
         except BaseException:
+            self._end()
             await self._leave()
             raise
         if self._options.handle_signals:
@@ -267,6 +274,7 @@ class Messages(_Consumer):
 
     async def next(self, timeout: float | None = None) -> Delivery | None:
         """The next message; ``None`` when it was asked to stop, or after ``timeout`` seconds."""
+        self._check_entered()
         try:
             async with asyncio.timeout(timeout):
                 return await self._next()

@@ -327,6 +327,43 @@ async def test_a_subscription_is_entered_once(broker: Broker) -> None:
             await subscription.__aenter__()
 
 
+@pytest.mark.any_server
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "stopped"])
+async def test_who_was_not_entered_cannot_be_waited_for(broker: Broker, stopped: bool) -> None:
+    """Nothing would ever happen: a forgotten ``async with`` is an error and no silence."""
+    await broker.create_topic("orders")
+    await broker.send("orders", 1)
+    subscription = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient())
+    serial = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient(max_inflight=1))
+    messages = broker.consume("orders", group="g", options=impatient())
+    if stopped:
+        for consumer in (subscription, serial, messages):
+            consumer.stop()
+    waits = [subscription.wait, serial.wait, messages.wait, messages.next, messages.__anext__]
+    async with asyncio.timeout(LONG):
+        for wait in (*waits, lambda: messages.next(0.01)):
+            with pytest.raises(ConfigError, match="is not entered: .*async with"):
+                await wait()
+
+
+@pytest.mark.any_server
+async def test_who_was_left_is_not_waited_for(broker: Broker) -> None:
+    await broker.create_topic("orders")
+    async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()) as subscription:
+        pass
+    async with broker.consume("orders", group="g", options=impatient()) as messages:
+        pass
+    lost = broker.consume("nowhere", group="g", options=impatient())
+    with pytest.raises(UnknownTopicError):
+        await lost.__aenter__()
+    async with asyncio.timeout(LONG):
+        for ended in (subscription, messages, lost):
+            await ended.wait()
+        for pulled in (messages, lost):
+            assert await pulled.next() is None
+            assert [message async for message in pulled] == []
+
+
 async def test_closing_the_broker_ends_its_consumers(flavour: str, url: str, config: QueueConfig) -> None:
     namespace = config.stream_key.replace(":", "-")
     async with opened(flavour, url, namespace=namespace, auto_create=TopicDefaults()) as ending:
