@@ -18,6 +18,7 @@ from conquiet.kit.service import Background
 from conquiet.message import Message
 from conquiet.topics.delivery import Delivery
 from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.standstill import Standstill
 
 __all__ = ["BatchHandler", "Handler", "Handling", "Pulling"]
 
@@ -232,8 +233,9 @@ class Pulling:
 
     finishes = False
 
-    def __init__(self, ready: deque[Delivery], clock: Clock) -> None:
+    def __init__(self, ready: deque[Delivery], standstill: Standstill, clock: Clock) -> None:
         self._ready = ready
+        self._standstill = standstill
         self._clock = clock
         self._news = asyncio.Event()
 
@@ -247,13 +249,15 @@ class Pulling:
             while self._ready:
                 delivery = self._ready.popleft()
                 if delivery.owner.may_handle(delivery, self._clock.monotonic()):
+                    self._standstill.end()
                     return delivery
             self._news.clear()
-            await self._news.wait()
+            await self._standstill.wait(self._news)
         return None
 
     async def aclose(self) -> None:
         """Nothing runs here; whoever waits is told."""
+        self._standstill.end()
         self._news.set()
 
 

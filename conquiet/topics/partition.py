@@ -249,6 +249,12 @@ class Partition:
         waiting.update(delivery.id for delivery in self.stalled)
         return (delivery for delivery in self.held.values() if delivery.id not in waiting)
 
+    def behind(self, delivery: Delivery) -> Delivery | None:
+        """The next one that waits until ``delivery``, which somebody has, is settled."""
+        key = self._key(delivery)
+        waiting = None if key is None else self._waiting.get(key)
+        return waiting[0] if waiting else None
+
     def forget_unstarted(self) -> int:
         """Let go of what nobody has begun with; it stays pending. How many there were."""
         started = {delivery.id: delivery for delivery in self.started()}

@@ -23,6 +23,7 @@ from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.partition import Partition
 from conquiet.topics.registry import Registry, TopicLike
 from conquiet.topics.site import Site
+from conquiet.topics.standstill import Standstill
 from conquiet.topics.worker import Worker
 from conquiet.wire.keys import name
 
@@ -42,6 +43,8 @@ class Health:
     paused: bool
     failures: int
     error: str | None
+    held_up: str | None = None
+    """Why a ``next`` has waited for more than a second, where it waits for what its caller has not settled."""
 
 
 class _Consumer:
@@ -136,7 +139,12 @@ class _Consumer:
         failures, error = self._worker.errors, self._failure
         alive = self._entered and not self._left and error is None and not self._stopping.is_set()
         text = None if error is None else str(error)
-        return Health(alive and failures == 0, self.owned, self.inflight, self.paused, failures, text)
+        healthy = alive and failures == 0
+        return Health(healthy, self.owned, self.inflight, self.paused, failures, text, self._held_up)
+
+    @property
+    def _held_up(self) -> str | None:
+        return None
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -261,7 +269,9 @@ class Messages(_Consumer):
         if options.batch_handler:
             raise ConfigError("batch_handler is for subscribe: here nothing is handled")
         super().__init__(site, registry, codec, topics, group, options, delivery)
-        self._hands = self._pulling = Pulling(self._worker.desk.ready, site.clock)
+        desk = self._worker.desk
+        self._standstill = Standstill(desk.partitions, options.max_inflight, site.clock)
+        self._hands = self._pulling = Pulling(desk.ready, self._standstill, site.clock)
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self
@@ -280,6 +290,10 @@ class Messages(_Consumer):
                 return await self._next()
         except TimeoutError:
             return None
+
+    @property
+    def _held_up(self) -> str | None:
+        return self._standstill.reason
 
     async def _next(self) -> Delivery | None:
         delivery = await self._pulling.next(self._stopping)

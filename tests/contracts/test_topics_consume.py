@@ -342,7 +342,7 @@ async def test_who_was_not_entered_cannot_be_waited_for(broker: Broker, stopped:
     waits = [subscription.wait, serial.wait, messages.wait, messages.next, messages.__anext__]
     async with asyncio.timeout(LONG):
         for wait in (*waits, lambda: messages.next(0.01)):
-            with pytest.raises(ConfigError, match="is not entered: .*async with"):
+            with pytest.raises(ConfigError, match=r"is not entered: .*async with"):
                 await wait()
 
 
@@ -444,3 +444,37 @@ async def test_what_was_pulled_and_not_settled_goes_to_the_next_consumer(broker:
         await unsettled.ack()
     async with broker.consume("orders", group="g", options=impatient()) as messages:
         assert [(await pull(messages)).id for _ in range(2)] == ids[1:]
+
+
+@pytest.mark.any_server
+async def test_who_waits_behind_a_message_that_it_has_not_settled_is_told(
+    broker: Broker, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages of one key come one at a time: without a word this would look like an empty topic."""
+    await broker.create_topic("orders", partitions=3)
+    ids = [await broker.send("orders", "a secret", key="ann@example.org") for _ in range(2)]
+    async with broker.consume("orders", group="g", options=impatient()) as messages:
+        first = await pull(messages)
+        following = asyncio.create_task(messages.next())
+        await eventually(lambda: messages.inflight == 2, "the second is there, and waits")
+        await asyncio.sleep(0.1)  # time to be told too early
+        assert ("next()" in caplog.text, messages.health().held_up) == (False, None)
+        clock.advance(1.0)
+        await eventually(lambda: "next()" in caplog.text, "a word")
+        [record] = [record for record in caplog.records if "next()" in record.getMessage()]
+        assert (record.name, record.levelname) == ("conquiet.topics", "WARNING")
+        text = record.getMessage()
+        assert f"topic 'orders', partition {ids[0].partition}, group 'g'" in text
+        assert f"message {ids[1]} waits for message {ids[0]} of the same key" in text
+        health = messages.health()
+        assert health.healthy
+        assert health.held_up is not None
+        assert health.held_up in text
+        assert "secret" not in text
+        assert "ann" not in text
+        await first.ack()
+        second = await following
+        assert second is not None
+        assert second.id == ids[1]
+        assert messages.health().held_up is None
+        await second.ack()
