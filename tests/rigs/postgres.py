@@ -87,6 +87,10 @@ class LocalPostgres:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
+    def binary(self, program: str) -> str:
+        """Another program of the same PostgreSQL."""
+        return str(self._binaries / program)
+
     def drop(self, schema: str) -> None:
         """Remove a schema with all that is in it."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -122,7 +126,7 @@ class LocalPostgres:
         # Into a file: a pipe would be inherited by the server, and never end.
         with (self.directory / "commands").open("a+b") as output:
             done = subprocess.run(
-                [str(self._binaries / program), *words],
+                [self.binary(program), *words],
                 stdout=output,
                 stderr=output,
                 user=self._user,
