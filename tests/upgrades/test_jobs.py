@@ -81,9 +81,17 @@ async def home(request: pytest.FixtureRequest, version: str, rung: Rung) -> Asyn
     pg.ask(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+def as_told(told: dict[str, Any]) -> dict[str, Any]:
+    """Without the token of a job that nobody has claimed: a claim gives it one, and 0.1.0 gave it one before."""
+    return told if told["claimed_ms"] else told | {"lease_token": 0}
+
+
 async def test_every_job_is_read_as_it_was(home: Home) -> None:
     assert {str(state): count for state, count in (await home.queue.counts()).items()} == home.facts["counts"]
-    assert {id: plain(await home.job(id)) for id in home.facts["jobs"]} == home.facts["jobs"]
+    found = {id: plain(await home.job(id)) for id in home.facts["jobs"]}
+    assert {id: as_told(told) for id, told in found.items()} == {
+        id: as_told(told) for id, told in home.facts["jobs"].items()
+    }
     for state in JobState:
         listed = {job.id for job in (await home.queue.list_jobs(state)).jobs}
         assert listed == {id for id, told in home.facts["jobs"].items() if told["state"] == state}
