@@ -123,11 +123,15 @@ class Admin:
         What it had not finished is forgotten. Refused while it has live members, unless ``force``, and for the
         group of a Spark query always: where that goes on is in its checkpoint.
         """
-        await removal.reset_group(self._site, await self._find(topic), rules.text("group", group), to, force)
+        await removal.reset_group(
+            self._site, self._registry, await self._find(topic), rules.text("group", group), to, force
+        )
 
     async def delete_group(self, topic: TopicLike, group: str, force: bool = False) -> None:
         """Remove a group; its dead letters stay. Refused while it has live members, unless ``force``."""
-        await removal.delete_group(self._site, await self._find(topic), rules.text("group", group), force)
+        await removal.delete_group(
+            self._site, self._registry, await self._find(topic), rules.text("group", group), force
+        )
 
     async def delete_topic(self, topic: str, force: bool = False) -> None:
         """Remove a topic, all its messages, groups and dead letters; takes about two seconds.

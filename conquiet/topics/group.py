@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from conquiet.errors import ConfigError, GroupLostError, QueueError, UnknownTopicError
 from conquiet.kit import codec
@@ -17,10 +17,10 @@ from conquiet.topics import growth
 from conquiet.topics.assignment import Seat, assign
 from conquiet.topics.gate import HOLD, Gate
 from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.presence import found_group
 from conquiet.topics.progress import refuse_spark, settled, spark_owned
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
-from conquiet.wire import streams
 from conquiet.wire.lease import Lease
 from conquiet.wire.link import Link
 from conquiet.wire.parser import Reply
@@ -280,6 +280,7 @@ class Member:
             if await self._site.link.call(key, pack("PTTL", key)) > 0:  # see delete_topic
                 raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
             found = await self._registry.restore(self.topic)
+            await self._ensure_group(found, "0-0")
         found = await self._heed_spark(found)
         if found.next_count is not None and self._site.clock.monotonic() > found.switch_at + growth.OVERDUE:
             await growth.finish_growth(self._site, self._registry, found)
@@ -404,29 +405,11 @@ class Member:
 
     # --- the group itself -----------------------------------------------------------------------------------
 
-    async def _ensure_group(self, topic: Topic) -> None:
-        """Create the group on every partition: where the user wants it to begin if it is new, else at the beginning.
-
-        The first partition comes last: as long as the group is not there it is new, also to whoever does the same.
-        """
-        key = self._site.keys.groups(topic.name)
-        await self._site.link.call(key, pack("SADD", key, self._group))
-        first, *others = topic.streams(self._site.keys)
-        [groups] = await self._site.link.call_many(first, (streams.xinfo_groups(first),))
-        is_new = isinstance(groups, Exception) or streams.group_named(groups, self._group) is None
-        start = self._options.start_id if is_new else "0-0"
-        failures = await asyncio.gather(*(self._create_group(stream, start) for stream in others))
-        failures.append(await self._create_group(first, start))
-        if all(failures):
-            self._site.link.refuse(first, cast("Exception", failures[-1]))
-        self._known = set(range(topic.partitions))
-
-    async def _create_group(self, stream: str, start: str) -> Exception | None:
-        [reply] = await self._site.link.call_many(stream, (streams.xgroup_create(stream, self._group, start),))
-        if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
-            return None
-        _log.error("group %r cannot be created on %r: %s", self._group, stream, reply)
-        return reply
+    async def _ensure_group(self, topic: Topic, start: str | None = None) -> None:
+        """Make sure that the group is on every partition: from now on it misses nothing."""
+        start = self._options.start_id if start is None else start
+        found = await found_group(self._site, self._registry, topic, self._group, start)
+        self._known = set(range(found.span))
 
     @property
     def _topic_name(self) -> str:

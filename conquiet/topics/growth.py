@@ -4,6 +4,8 @@ Growth is announced first. When every producer has heard of it, all of them hold
 way any more when the last ID of each old partition is noted, and only then do they go on, with the new partitions.
 So whatever a key got before lies in the old partitions up to those IDs, and whatever it got after lies behind them or
 in a new partition; whoever wants the order finishes the former everywhere before it begins with the latter.
+
+All groups are on a new partition before it can be written to: until then retention would not know of them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Final
 
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit import codec, rules
-from conquiet.topics.progress import extend_groups
+from conquiet.topics.presence import extend_groups, look_at_groups
+from conquiet.topics.progress import extend_queries
 from conquiet.topics.registry import FRESH, Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.wire.keys import name
@@ -31,7 +34,6 @@ _SETTLE: Final = 0.5
 
 _PLAN: Final = Script.named("grow_plan")
 _COMMIT: Final = Script.named("grow_commit")
-_LOOK: Final = Script.named("partition_look")
 _CALL: Final = Script.named("members_call")
 
 
@@ -63,9 +65,14 @@ async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
     if topic.next_count is None:
         return
     await site.clock.sleep(max(topic.switch_at + _SETTLE - site.clock.monotonic(), 0.0))
-    ends = await asyncio.gather(*(_end(site, stream) for stream in topic.streams(site.keys)))
-    found = await registry.look_up(topic.name) or topic
-    await extend_groups(site, found, range(topic.partitions, topic.next_count))
+    stands = await asyncio.gather(*(look_at_groups(site, stream) for stream in topic.streams(site.keys)))
+    found = await registry.look_up(topic.name)
+    if found is None or (found.partitions, found.next_count) != (topic.partitions, topic.next_count):
+        registry.forget(topic.name)  # somebody else has completed it, or the topic is gone
+        return
+    await extend_groups(site, found, stands)
+    await extend_queries(site, found)
+    ends = [stand.end for stand in stands]
     step = codec.encode({"before": topic.partitions, "after": topic.next_count, "ends": ends})
     key = site.keys.meta(topic.name)
     await site.run(key, _COMMIT([key], site.clock.offset_ms, topic.partitions, topic.next_count, step))
@@ -86,11 +93,3 @@ async def call_members(site: Site, topic: str, group: str) -> None:
     """Ask the members of a group to look again."""
     key = site.keys.members(topic, group)
     await site.run(key, _CALL([key, site.keys.generation(topic, group)]))
-
-
-async def _end(site: Site, stream: str) -> str:
-    """The last ID that the stream has given."""
-    keys = [stream, site.keys.delayed(stream), site.keys.trim(stream)]
-    reply = await site.run(stream, _LOOK(keys))
-    end: bytes = reply[3]
-    return end.decode()

@@ -19,6 +19,7 @@ from conquiet.errors import ConfigError, GroupLostError, QueueError, UnknownTopi
 from conquiet.kit import rules
 from conquiet.kit.ids import incarnation
 from conquiet.topics.description import live_members
+from conquiet.topics.presence import on_every_partition
 from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.topics.stamps import entry_id
@@ -30,7 +31,7 @@ from conquiet.wire.streams import pack
 __all__ = [
     "Position",
     "adopt_group",
-    "extend_groups",
+    "extend_queries",
     "publish_progress",
     "refuse_spark",
     "settled",
@@ -86,9 +87,13 @@ async def adopt_group(
     name("group", group)
     _check(topic, positions)
     is_new = await _mark(site, registry, topic, group)
-    replies = await asyncio.gather(
-        *(_adopt(site, topic, partition, group, positions.get(partition)) for partition in range(topic.partitions))
-    )
+    replies = list[str | _Used]()
+
+    async def take(partitions: range) -> None:
+        work = (_adopt(site, topic, partition, group, positions.get(partition)) for partition in partitions)
+        replies.extend(await asyncio.gather(*work))
+
+    await on_every_partition(registry, topic, take)
     refused = [reply for reply in replies if isinstance(reply, _Used)]
     if refused:
         if is_new:
@@ -231,11 +236,11 @@ async def unmark(site: Site, topic: Topic, group: str) -> None:
     await site.link.call(key, pack("HDEL", key, f"group:{group}"))
 
 
-async def extend_groups(site: Site, topic: Topic, partitions: Iterable[int]) -> None:
-    """Give partitions that are about to be added all groups of Spark queries, so that retention knows of them."""
-    for partition in partitions:
+async def extend_queries(site: Site, topic: Topic) -> None:
+    """Put all groups of Spark queries on the partitions that ``topic`` is about to get."""
+    for partition in range(topic.partitions, topic.span):
         for group in sorted(topic.spark_groups):
-            reply = await _adopt(site, topic, partition, group, None)
+            reply = await _adopt(site, topic, partition, group, None, "extend")
             if isinstance(reply, _Used):
                 _log.warning("group %r is a Spark query's, but %s", group, reply)
 

@@ -80,6 +80,11 @@ class Topic:
     claimed_groups: frozenset[str] = frozenset()
     """Those of which it is being looked into whether they can become such."""
 
+    @property
+    def span(self) -> int:
+        """How many partitions it has, with those of a growth that is announced."""
+        return max(self.partitions, self.next_count or 0)
+
     def stream(self, keys: Keys, partition: int) -> str:
         """The key of a partition."""
         return self.name if self.legacy else keys.partition(self.name, partition)

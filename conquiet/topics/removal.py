@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, TypeAlias, cast
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.topics.deadletter import forward
 from conquiet.topics.description import group_names, live_members, look_at
 from conquiet.topics.growth import call_members
+from conquiet.topics.presence import on_every_partition
 from conquiet.topics.progress import unmark
 from conquiet.topics.registry import FRESH, Registry, Topic
 from conquiet.topics.site import Site
@@ -33,32 +34,42 @@ _DROP: Final = Script.named("members_drop")
 _RETIRE: Final = Script.named("lease_retire")
 
 
-async def reset_group(site: Site, topic: Topic, group: str, to: ResetTo, force: bool = False) -> None:
+async def reset_group(
+    site: Site, registry: Registry, topic: Topic, group: str, to: ResetTo, force: bool = False
+) -> None:
     """Let ``group`` go on from another place; what it has not finished before is forgotten.
 
     Refused while it has live members, unless ``force``: then these lose what they have in hand and take their
-    partitions again. Each partition changes at once, the partitions one after the other; safe to repeat.
+    partitions again. Each partition changes at once, the partitions one after the other; safe to repeat. Partitions
+    that the topic gets meanwhile are treated alike.
     """
-    places = _places(topic, to)
+    place = _place(topic, to)
     if group in topic.spark_groups:
         what = f"group {group!r} of topic {topic.name!r} is a Spark query's: where it goes on is in its checkpoint"
         raise ConfigError(f"cannot reset it here, since {what}")
     await _known(site, topic, group)
     await _refuse_if_live(site, topic, [group], "reset group", force)
-    for partition, id in places.items():
-        stream = topic.stream(site.keys, partition)
-        lease, retry, attempts, _ = site.keys.of_group(stream, group)
-        await site.run(stream, _RESET([lease, stream, retry, attempts], group, id))
+
+    async def move(partitions: range) -> None:
+        for partition in partitions:  # in this order: what a growth has added waits for what was there before
+            id = place(partition)
+            if id is None:
+                continue
+            stream = topic.stream(site.keys, partition)
+            lease, retry, attempts, _ = site.keys.of_group(stream, group)
+            await site.run(stream, _RESET([lease, stream, retry, attempts], group, id))
+
+    await on_every_partition(registry, topic, move)
     await call_members(site, topic.name, group)
 
 
-def _places(topic: Topic, to: object) -> dict[int, str]:
-    """The ID after which each partition goes on."""
+def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
+    """The ID after which a partition goes on; ``None`` for one that stays where it is."""
     if isinstance(to, Mapping):
         places = {_index(topic, index): entry_id("to", id) for index, id in cast("Mapping[object, object]", to).items()}
         if not places:
             raise ConfigError("to must name at least one partition")
-        return places
+        return places.get
     if isinstance(to, dt.datetime):
         start = before("to", to)
     elif isinstance(to, str) and to in ("earliest", "latest"):
@@ -66,7 +77,7 @@ def _places(topic: Topic, to: object) -> dict[int, str]:
     else:
         rule = "'earliest', 'latest', an aware datetime or a mapping of partitions to entry IDs"
         raise ConfigError(f"to must be {rule}, not {to!r}")
-    return dict.fromkeys(range(topic.partitions), start)
+    return lambda partition: start
 
 
 def _index(topic: Topic, index: object) -> int:
@@ -75,23 +86,27 @@ def _index(topic: Topic, index: object) -> int:
     return index
 
 
-async def delete_group(site: Site, topic: Topic, group: str, force: bool = False) -> None:
-    """Remove ``group`` from the topic; its dead letters stay. Safe to repeat after a crash.
+async def delete_group(site: Site, registry: Registry, topic: Topic, group: str, force: bool = False) -> None:
+    """Remove ``group`` from the topic, also while that grows; its dead letters stay. Safe to repeat after a crash.
 
     Refused while it has live members, unless ``force``: then their subscriptions end. Whoever subscribes later
     begins a new group of that name.
     """
     await _known(site, topic, group)
     await _refuse_if_live(site, topic, [group], "delete group", force)
-    for partition in range(topic.partitions):
-        await _delete_from(site, topic, partition, group)
-    await _drop_members(site, topic.name, [group])
-    outboxes = [f"{group}/{partition}" for partition in range(topic.partitions)]
-    forwarded = site.keys.forwarded(topic.name)
-    for start in range(0, len(outboxes), _PAGE):
-        await site.link.call(forwarded, pack("HDEL", forwarded, *outboxes[start : start + _PAGE]))
-    if not topic.legacy:
-        await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
+
+    async def remove(partitions: range) -> None:
+        for partition in partitions:
+            await _delete_from(site, topic, partition, group)
+        await _drop_members(site, topic.name, [group])
+        outboxes = [f"{group}/{partition}" for partition in partitions]
+        forwarded = site.keys.forwarded(topic.name)
+        for start in range(0, len(outboxes), _PAGE):
+            await site.link.call(forwarded, pack("HDEL", forwarded, *outboxes[start : start + _PAGE]))
+        if not topic.legacy:
+            await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
+
+    await on_every_partition(registry, topic, remove)
     key = site.keys.groups(topic.name)
     await site.link.call(key, pack("SREM", key, group))
 

@@ -2,7 +2,8 @@
 -- lease, which nobody can take from now on, says so in the partition's own slot; an owner of before is fenced off.
 -- KEYS   lease, stream, retry
 -- ARGV   offset ms, group, ID after which it goes on, or '' to leave it where it is and begin a new one at the
---        beginning, entries appended up to there or '', 'take', or 'look' to change nothing
+--        beginning, entries appended up to there or '', 'take', or 'look' to change nothing, or 'extend' to take it
+--        unless it was deleted from there
 -- RETURNS {'OK', ID where the group stood or '' if it is new} | {'BUSY', owner or '', consumers, pending, parked}
 --#include clock
 --#include lease
@@ -17,7 +18,9 @@ local consumers, pending = there and there['consumers'] or 0, there and there['p
 if owner or consumers + pending + parked > 0 then return {'BUSY', owner or '', consumers, pending, parked} end
 
 local before = there and there['last-delivered-id'] or ''
-if action == 'look' then return {'OK', before} end
+if action == 'look' or action == 'extend' and not there and redis.call('HEXISTS', lease, 'deleted_ms') == 1 then
+  return {'OK', before}
+end
 if not there then
   redis.call('XGROUP', 'CREATE', stream, group, '0-0', 'MKSTREAM')
   there = group_row(stream, group)

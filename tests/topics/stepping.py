@@ -1,0 +1,84 @@
+"""Work that makes one call to the server at a time, when it is told to: whatever can come in between can be tried."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from conquiet.topics.registry import Registry
+from conquiet.topics.site import Site
+from conquiet.wire.link import Link
+from conquiet.wire.parser import Reply
+
+__all__ = ["Stepped"]
+
+_TURNS: Final = 12
+"""More turns of the loop than anything takes from one answer to the next question."""
+
+
+class _SteppedLink(Link):
+    """Asks for leave before each call."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link.address)
+        self._real = link
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.answered = asyncio.Event()
+
+    async def call_many(self, key: str, commands: Sequence[bytes]) -> list[Reply]:
+        leave = asyncio.get_running_loop().create_future()
+        self.waiting.append(leave)
+        await leave
+        try:
+            return await self._real.call_many(key, commands)
+        finally:
+            self.answered.set()
+
+
+class Stepped:
+    """One piece of work, which goes on by as many calls to the server as it is let, or dies between two of them."""
+
+    def __init__(self, site: Site, work: Callable[[Site, Registry], Coroutine[Any, Any, Any]]) -> None:
+        self._link = _SteppedLink(site.link)
+        self.site = Site(self._link, site.keys, site.clock)
+        self.task = asyncio.get_running_loop().create_task(work(self.site, Registry(self.site)))
+
+    @property
+    def done(self) -> bool:
+        return self.task.done()
+
+    async def step(self) -> bool:
+        """Let one call through, and return when the work wants another, has ended or sleeps; whether there was one."""
+        await self._settle()
+        waiting = self._link.waiting
+        while waiting and waiting[0].done():  # whoever asked was cancelled
+            waiting.popleft()
+        if not waiting:
+            return False
+        self._link.answered.clear()
+        waiting.popleft().set_result(None)
+        await self._link.answered.wait()
+        await self._settle()
+        return True
+
+    async def finish(self) -> int:
+        """Let it make all the calls that it takes, and raise what it raises; how many there were."""
+        calls = 0
+        while await self.step():
+            calls += 1
+        assert self.task.done(), "it sleeps"
+        self.task.result()
+        return calls
+
+    async def die(self) -> None:
+        """End it where it is."""
+        self.task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await self.task
+
+    async def _settle(self) -> None:
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
