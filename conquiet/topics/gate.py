@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from conquiet.topics.registry import Growth, Topic
@@ -19,16 +20,24 @@ class Gate:
     """What one group has finished of a topic's growth.
 
     A step of it is past once the group has finished every old partition up to where it ended then. Until that, old
-    partitions are read up to their ends only, and those that the step has added not at all.
+    partitions are read up to their ends only, and those that the step has added not at all. It stays past until the
+    group is set back.
     """
 
     def __init__(self, site: Site, group: str) -> None:
         self._site = site
         self._group = group
         self._past: set[int] = set()
+        self._resets: Sequence[object] = ()
 
-    async def look(self, topic: Topic) -> tuple[dict[int, str], set[int]]:
-        """The ID up to which partitions may be read, for those that have a limit; and those that are closed."""
+    async def look(self, topic: Topic, resets: Sequence[object]) -> tuple[dict[int, str], set[int]]:
+        """The ID up to which partitions may be read, for those that have a limit; and those that are closed.
+
+        ``resets`` tells for each partition how often the group was put elsewhere there, and was read before.
+        """
+        if resets != self._resets:
+            self._past.clear()
+            self._resets = resets
         limits: dict[int, str] = {}
         closed: set[int] = set()
         if topic.next_count is not None and self._site.clock.monotonic() >= topic.switch_at - HOLD:
@@ -38,6 +47,10 @@ class Gate:
             limits.update(enumerate(step.ends))
             closed.update(range(step.before, step.after))
         return limits, closed
+
+    def forget(self) -> None:
+        """The group is gone, and will begin again: what it has finished is not known any more."""
+        self._past.clear()
 
     async def _steps(self, topic: Topic) -> list[Growth]:
         """The steps that are not past."""

@@ -107,6 +107,7 @@ class Member:
         self._draining: dict[int, asyncio.Task[None]] = {}
         self._known: set[int] = set()
         self._limits: dict[int, str] = {}
+        self._resets: list[bytes | None] = []
         self._gate = Gate(site, group)
         self._since = 0
         self._is_established = False
@@ -198,6 +199,7 @@ class Member:
         for index in list(self._leases):
             if self.topic.stream(self._site.keys, index) == stream:
                 await self._release(index)
+        self._gate.forget()
         self.look_again()
 
     # --- being alive, on the private loop ------------------------------------------------------------------
@@ -304,13 +306,13 @@ class Member:
 
     async def _owners(self, topic: Topic, now: int) -> tuple[dict[int, str], float]:
         """Who holds each partition now, and in how many seconds the first of these leases can run out."""
-        asked = [pack("HMGET", self._lease_key(topic, index), "owner", "until_ms") for index in range(topic.partitions)]
-        replies = await asyncio.gather(
-            *(self._site.link.call(self._lease_key(topic, index), command) for index, command in enumerate(asked))
-        )
+        leases = [self._lease_key(topic, index) for index in range(topic.partitions)]
+        asked = (self._site.link.call(key, pack("HMGET", key, "owner", "until_ms", "resets")) for key in leases)
+        replies = await asyncio.gather(*asked)
+        self._resets = [resets for _, _, resets in replies]
         owners: dict[int, str] = {}
         first = self._options.lease_ttl
-        for index, (owner, until) in enumerate(replies):
+        for index, (owner, until, _) in enumerate(replies):
             if owner and int(float(until)) > now:
                 owners[index] = owner.decode()
                 if index not in self._leases:
@@ -398,7 +400,9 @@ class Member:
         """Read no further than the order of keys allows; those of ``free`` that must not be read at all yet."""
         if not self._options.order_across_growth:
             return []
-        self._limits, closed = await self._gate.look(topic)
+        self._limits, closed = await self._gate.look(topic, self._resets)
+        # What was taken before the group was set back is kept, and nothing is taken from it.
+        self._limits |= dict.fromkeys(closed & self._leases.keys(), "0-0")
         for index in self._leases:
             self._crew.limit(topic.stream(self._site.keys, index), self._limits.get(index))
         return [index for index in free if index in closed]

@@ -24,6 +24,8 @@ end
 if redis.call('EXISTS', lease) == 1 then
   redis.call('HSET', lease, 'owner', '', 'until_ms', 0, 'resume', group_row(stream, group)['last-delivered-id'])
   redis.call('HDEL', lease, 'running')
+  -- In the same call that moves the group: members that know what it had finished ask again.
+  redis.call('HINCRBY', lease, 'resets', 1)
   redis.call('HINCRBY', lease, 'epoch', 1)
 end
 return forgotten

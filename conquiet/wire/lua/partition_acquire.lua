@@ -26,6 +26,7 @@ if not there then
     if exists and redis.call('HEXISTS', lease, 'epoch') == 1 then
       if lost == 'fail' then return {'NOGROUP'} end
       start = lost == 'resume' and (resume or '0-0') or lost
+      redis.call('HINCRBY', lease, 'resets', 1)
     end
   end
   redis.call('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
