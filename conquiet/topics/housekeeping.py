@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
@@ -22,13 +23,22 @@ _FORWARDED: Final = 100
 
 
 class Housekeeping:
-    """Each owned partition's dead letters on their way at once, and its retention kept."""
+    """Each owned partition's dead letters on their way at once, and its retention kept.
+
+    Whatever goes wrong with one partition, the others are kept, and it is tried again.
+    """
 
     def __init__(self, site: Site, desk: Desk, group: str) -> None:
         self._site = site
         self._desk = desk
         self._group = group
         self._background = Background()
+        self._failing: set[tuple[str, str]] = set()
+
+    @property
+    def failures(self) -> int:
+        """What fails for reasons that nobody foresaw, and did not succeed since."""
+        return len(self._failing)
 
     def start(self) -> None:
         """Begin."""
@@ -39,8 +49,11 @@ class Housekeeping:
         await self._background.aclose()
 
     async def forward(self, partition: Partition) -> None:
-        """Move all dead letters of a partition from its outbox to where they are found."""
-        partition.outbox = False
+        """Move all dead letters of a partition from its outbox to where they are found; later if that fails."""
+        await self._attempt("forward dead letters", self._forward, partition)
+
+    async def _forward(self, partition: Partition) -> None:
+        partition.outbox, is_done = False, False
         try:
             moved = _FORWARDED
             while moved >= _FORWARDED:
@@ -48,9 +61,11 @@ class Housekeeping:
             # Another forwarder may have begun with some, and died.
             outbox = self._site.keys.outbox(partition.stream, self._group)
             partition.outbox = bool(await self._site.link.call(outbox, streams.xlen(outbox)))
+            is_done = True
         except QueueError as error:
-            partition.outbox = True
             _log.warning("%r: could not forward dead letters: %s", partition.stream, error)
+        finally:
+            partition.outbox = partition.outbox or not is_done
 
     async def _run(self) -> None:
         while True:
@@ -58,16 +73,32 @@ class Housekeeping:
             for partition in list(self._desk.partitions.values()):
                 if partition.outbox and not partition.lease.lost:
                     await self.forward(partition)
-                await self._trim(partition)
+                if self._is_to_be_trimmed(partition):
+                    await self._attempt("trim", self._trim, partition)
+            self._failing = {failing for failing in self._failing if failing[0] in self._desk.partitions}
             for partition in self._desk.partitions.values():
                 partition.metrics.inflight(len(partition.held) + len(partition.leaving))
             await self._site.clock.wait(self._desk.letters, _PAUSE)
 
+    async def _attempt(
+        self, what: str, work: Callable[[Partition], Coroutine[Any, Any, None]], partition: Partition
+    ) -> None:
+        failing = (partition.stream, what)
+        try:
+            await work(partition)
+        except Exception:
+            if failing not in self._failing:
+                _log.exception("%r: could not %s, and will try again", *failing)
+            self._failing.add(failing)
+        else:
+            self._failing.discard(failing)
+
+    def _is_to_be_trimmed(self, partition: Partition) -> bool:
+        now = self._site.clock.monotonic()
+        return partition.topic.retention.trims and now >= partition.trim_at and not partition.lease.lost
+
     async def _trim(self, partition: Partition) -> None:
-        kept, now = partition.topic.retention, self._site.clock.monotonic()
-        if not kept.trims or now < partition.trim_at or partition.lease.lost:
-            return
-        partition.trim_at = now + kept.trim_interval
+        partition.trim_at = self._site.clock.monotonic() + partition.topic.retention.trim_interval
         try:
             trimmed = await retention.trim(self._site, partition.topic, partition.index)
         except QueueError as error:

@@ -34,7 +34,8 @@ __all__ = ["Health", "Messages", "Subscription"]
 class Health:
     """How a subscription is doing, for probes.
 
-    ``healthy`` is false once it has ended, and while the server does not answer.
+    ``healthy`` is false once it has ended, while the server does not answer, and while trimming or the forwarding of
+    dead letters fails.
     """
 
     healthy: bool

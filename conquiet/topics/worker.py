@@ -125,8 +125,8 @@ class Worker:
 
     @property
     def errors(self) -> int:
-        """Failures of exchanges since the last that succeeded."""
-        return self.desk.errors
+        """Failures of exchanges since the last that succeeded, and what fails of the work beside them."""
+        return self.desk.errors + self._housekeeping.failures
 
     @property
     def is_paused(self) -> bool:
