@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import sys
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,6 +12,7 @@ from conquiet.errors import ConfigError
 from conquiet.kit import codec
 from conquiet.topics.options import Retention
 from conquiet.topics.registry import Topic
+from conquiet.topics.scan import BEGINNING, count_after
 from conquiet.topics.site import Site
 from conquiet.topics.stamps import moment, place
 from conquiet.wire.parser import Reply
@@ -18,6 +20,7 @@ from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack, xlen
 
 __all__ = [
+    "Counting",
     "GroupInfo",
     "GroupPartition",
     "Look",
@@ -33,12 +36,10 @@ __all__ = [
 
 _TTL_MS: Final = 15_000
 """How long a member that does not say so counts as alive after it was heard of."""
-_RUN: Final = 1000
 
 _PARTITION: Final = Script.named("partition_look")
 _GROUP: Final = Script.named("group_look")
 _MEMBERS: Final = Script.named("members_look")
-_COUNT: Final = Script.named("count_after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +214,26 @@ class _Stand:
         return bool(self.owner) and self.until > self.now
 
 
-async def describe_group(site: Site, topic: Topic, group: str) -> GroupInfo:
-    """The group as it is now; ``ConfigError`` if the topic has no such group."""
+@dataclass(slots=True)
+class Counting:
+    """How many entries may be counted on each partition where the server does not know a lag; how many were, in all."""
+
+    most: int
+    done: int = 0
+
+
+async def describe_group(site: Site, topic: Topic, group: str, counting: Counting | None = None) -> GroupInfo:
+    """The group as it is now; ``ConfigError`` if the topic has no such group.
+
+    Within ``counting`` a lag may be too low: it is what was counted until then.
+    """
     members, stands = await asyncio.gather(_members(site, topic, group), _stands(site, topic, group))
     if not any(stand.exists for stand in stands) and group not in await group_names(site, topic):
         raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
     heard = {member.id: member.heartbeat_at for member in members}
-    lags = await asyncio.gather(*(_lag(site, topic, index, stand) for index, stand in enumerate(stands)))
+    streams = topic.streams(site.keys)
+    work = (_lag(site, stream, stand, counting) for stream, stand in zip(streams, stands, strict=True))
+    lags = await asyncio.gather(*work)
     parts = [
         _group_partition(index, stand, lag, heard) for index, (stand, lag) in enumerate(zip(stands, lags, strict=True))
     ]
@@ -296,15 +310,21 @@ async def _stand(site: Site, stream: str, group: str) -> _Stand:
     )
 
 
-async def _lag(site: Site, topic: Topic, index: int, stand: _Stand) -> int:
+async def _lag(site: Site, stream: str, stand: _Stand, counting: Counting | None) -> int:
     """How many messages are not delivered yet: what the server knows for sure, else counted."""
     if stand.lag >= 0 or stand.delivered is None or stand.last is None:
         return max(stand.lag, 0)
-    stream, after, count = topic.stream(site.keys, index), stand.delivered, 0
-    while after:
-        found, last = await site.run(stream, _COUNT([stream], after, stand.last, _RUN))
-        count, after = count + found, last.decode()
-    return count
+    counting = counting or Counting(sys.maxsize)
+    lag, counted_to = await count_after(site, stream, stand.delivered, stand.last, counting.most)
+    counting.done += lag
+    if counted_to == stand.last:
+        return lag
+    # Many wait: perhaps there are few that do not, and so the others are known.
+    read, counted_to = await count_after(site, stream, BEGINNING, stand.delivered, counting.most)
+    counting.done += read
+    if counted_to == stand.delivered:
+        lag = max(lag, await site.link.call(stream, xlen(stream)) - read)
+    return lag
 
 
 def _id(raw: bytes) -> str | None:

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conquiet import Broker, ConfigError, Outgoing
+from conquiet import Broker, ConfigError, Outgoing, SubscribeOptions
+from conquiet.topics import observation
 from conquiet.wire.keys import Keys
+from tests.rigs.asking import ask
 from tests.rigs.scraping import value
 
 pytestmark = pytest.mark.cluster_too
@@ -46,6 +48,31 @@ async def test_lengths_backlogs_and_owners_are_shown(broker: Broker, keys: Keys)
     finally:
         await asyncio.to_thread(collector.close)
     assert await scraped("length", topic=topic, partition="0") is None
+
+
+@pytest.mark.parametrize("counted", [100_000, 40, 8])
+async def test_a_backlog_that_is_not_counted_to_its_end_is_shown_too_low_and_does_not_vanish(
+    broker: Broker, url: str, keys: Keys, monkeypatch: pytest.MonkeyPatch, counted: int
+) -> None:
+    """Servers before 7.0 do not know how many entries come after one."""
+    monkeypatch.setattr(observation, "_COUNTED", counted)
+    monkeypatch.setattr(observation, "_LEAST", 2)
+    topic = f"{keys.namespace}-orders"
+    await broker.create_topic(topic)
+    await broker.send_batch(topic, [Outgoing(n) for n in range(5)])
+    async with broker.consume(topic, group="billing", options=SubscribeOptions(batch_size=5)) as messages:
+        assert await messages.next(20) is not None
+    ids = await broker.send_batch(topic, [Outgoing(n) for n in range(50)])
+    stream = keys.partition(topic, 0)
+    await ask(url, "XDEL", stream, ids[25])  # an entry in the middle is gone: no server knows any more
+    collector = broker.collector([topic])
+    try:
+        lag = await scraped("lag", topic=topic, group="billing", partition="0")
+    finally:
+        await asyncio.to_thread(collector.close)
+    # With 8, neither those before nor those after the place of the group are counted to the end.
+    assert lag == {100_000: 49, 40: 49, 8: 2}[counted]
+    assert (await broker.admin.describe_group(topic, "billing")).lag == 49
 
 
 @pytest.mark.any_server
