@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, cast
 from uuid import uuid4
 
 from conquiet.errors import ConfigError, PayloadError, QueueError, TopicFullError
 from conquiet.kit import rules
+from conquiet.kit.recent import Recent
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
 from conquiet.topics import envelope, growth, retention
@@ -26,6 +28,10 @@ __all__ = ["Producer"]
 _log = logging.getLogger("conquiet.topics")
 
 _TRIM_EVERY: Final = 1000
+_TOPICS: Final = 1_000
+"""Topics for which it is ready to send at once; for others it gets ready again."""
+_PARTITIONS: Final = 20_000
+"""The same for partitions."""
 _WHILE_GROWING: Final = 0.05
 _APPEND: Final = Script.named("append")
 _DELAY: Final = Script.named("delay")
@@ -56,10 +62,10 @@ class Producer:
         self._named: dict[str, Partitioner] = {}
         self._window_ms = round(rules.seconds("dedup_window", dedup_window) * 1000)
         self._window_size = rules.integer("dedup_size", dedup_size, least=1)
-        self._metrics: dict[str, ProducerMetrics] = {}
-        self._sent: dict[str, int] = {}
-        self._plain: dict[str, Packing] = {}
-        self._destinations: dict[tuple[str, int], Destination] = {}
+        self._metrics = Recent[str, ProducerMetrics](_TOPICS)
+        self._sent = Recent[str, int](_PARTITIONS)
+        self._plain = Recent[str, Packing](_TOPICS)
+        self._destinations = Recent[tuple[str, int], Destination](_PARTITIONS)
 
     async def send(self, topic: TopicLike, message: Outgoing, delay: float | None = None) -> EntryId:
         """Append one message; its ID once Redis has it."""
@@ -70,7 +76,7 @@ class Producer:
             return await self._send_later(found, message, delay)
         plain = self._plain.get(found.name)
         if plain is None or plain.topic is not found:
-            plain = self._plain[found.name] = self._packing(found, guarded=False)
+            plain = self._plain.keep(found.name, self._packing(found, guarded=False))
         if message.message_id is None and plain.is_plain(message):
             destination, command = plain.pack(message, now_ms())
             id = (await self._site.link.call(destination.stream, command)).decode()
@@ -129,7 +135,8 @@ class Producer:
         key = (topic.name, partition)
         destination = self._destinations.get(key)
         if destination is None:
-            destination = self._destinations[key] = Destination.to(partition, topic.stream(self._site.keys, partition))
+            there = Destination.to(partition, topic.stream(self._site.keys, partition))
+            destination = self._destinations.keep(key, there)
         return destination
 
     def _chooser(self, topic: Topic) -> Callable[[str | None, int], int]:
@@ -229,7 +236,10 @@ class Producer:
 
     async def _trim(self, topic: Topic, there: Destination, count: int) -> None:
         """After each so many messages: owners of leases trim; this is for topics that nobody subscribes to."""
-        sent = self._sent.get(there.stream, 0) + count
+        before = self._sent.get(there.stream)
+        if before is None:  # where counts get lost, each begins anywhere, and together they trim as often
+            before = self._sent.keep(there.stream, random.randrange(_TRIM_EVERY) if self._sent.is_full else 0)
+        sent = before + count
         self._sent[there.stream] = sent % _TRIM_EVERY
         if sent >= _TRIM_EVERY:
             try:
@@ -260,7 +270,7 @@ class Producer:
     def _metrics_of(self, topic: Topic) -> ProducerMetrics:
         metrics = self._metrics.get(topic.name)
         if metrics is None:
-            metrics = self._metrics[topic.name] = producer_metrics(topic.name)
+            metrics = self._metrics.keep(topic.name, producer_metrics(topic.name))
         return metrics
 
 

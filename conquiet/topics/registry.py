@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from conquiet.errors import ConfigError, QueueError, UnknownTopicError
 from conquiet.kit import codec, rules
+from conquiet.kit.recent import Recent
 from conquiet.topics.options import Retention, TopicDefaults
 from conquiet.topics.partitioner import NAMED
 from conquiet.topics.site import Site
@@ -19,6 +20,9 @@ __all__ = ["FRESH", "Growth", "LegacyTopic", "Registry", "Topic", "TopicLike", "
 
 FRESH: Final = 1.0
 """For how many seconds a producer goes by what it knows of a topic. Growth waits longer than that."""
+
+_KEPT: Final = 10_000
+"""Topics of which something is remembered; whoever uses more asks the server more often."""
 
 _CREATE: Final = Script.named("topic_create")
 _LOOK: Final = Script.named("topic_look")
@@ -100,8 +104,8 @@ class Registry:
     def __init__(self, site: Site, auto_create: TopicDefaults | None = None) -> None:
         self._site = site
         self._auto_create = auto_create
-        self._known: dict[TopicLike, tuple[float, Topic]] = {}
-        self._registered: dict[str, int] = {}
+        self._known = Recent[TopicLike, tuple[float, Topic]](_KEPT)
+        self._registered = Recent[str, int](_KEPT)
 
     async def find(self, topic: TopicLike) -> Topic:
         """The topic as it was at most a second ago; ``UnknownTopicError`` if there is none."""
@@ -111,7 +115,7 @@ class Registry:
         if known is not None and now < known[0]:
             return known[1]
         found = await self.look(topic)
-        self._known[topic] = (now + FRESH, found)
+        self._known.keep(topic, (now + FRESH, found))
         return found
 
     def cached(self, topic: TopicLike) -> Topic | None:
@@ -198,7 +202,7 @@ class Registry:
         await self._site.link.call(keys.registry, pack("SADD", keys.registry, topic.name))
         key = keys.partitions(topic.name)
         await self._site.link.call(key, pack("SADD", key, *topic.streams(keys)))
-        self._registered[topic.name] = topic.partitions
+        self._registered.keep(topic.name, topic.partitions)
 
     def _topic(self, topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
         fields = dict(zip(meta[::2], meta[1::2], strict=True))

@@ -60,7 +60,8 @@ async def test_a_group_that_is_set_back_keeps_the_order_across_growth_again(
     """Its members know that it had finished what was there before the growth; now it has not."""
     await broker.create_topic("orders", partitions=1)
     seen = Recorder(slow := _Slow())
-    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(drain_timeout=1.0)) as subscription:
+    options = impatient(drain_timeout=1.0)
+    async with broker.subscribe("orders", group="g", handler=seen, options=options) as subscription:
         await broker.send("orders", "old")
         await hurried(clock, broker.admin.grow("orders", 2))
         await broker.send("orders", "new", partition=1)

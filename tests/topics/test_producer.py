@@ -21,8 +21,10 @@ from conquiet import (
     PayloadError,
     QueueError,
     Retention,
+    TopicDefaults,
 )
 from conquiet.kit.clock import ManualClock
+from conquiet.topics import producer, registry
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
@@ -50,6 +52,23 @@ async def topic(broker: Broker) -> str:
     await broker.create_topic(ORDERS, partitions=3)
     await broker.send_batch(ORDERS, [])
     return ORDERS
+
+
+@pytest.mark.any_server
+async def test_what_is_remembered_of_topics_does_not_grow_with_their_number(
+    url: str, keys: Keys, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "_TOPICS", 3)
+    monkeypatch.setattr(producer, "_PARTITIONS", 5)
+    monkeypatch.setattr(registry, "_KEPT", 4)
+    made = TopicDefaults(partitions=2, retention=Retention(max_len=1))
+    async with Broker(url, namespace=keys.namespace, clock=clock, auto_create=made) as broker:
+        for number in range(30):
+            id = await broker.send(f"topic-{number % 10}", number, partition=number % 2)
+            assert (await stored(url, keys, number % 2, f"topic-{number % 10}"))[id] == number
+        sending, known = broker._producer, broker._registry
+        kept = [sending._metrics, sending._plain, sending._sent, sending._destinations, known._known, known._registered]
+        assert [len(one) for one in kept] == [3, 3, 5, 5, 4, 4]
 
 
 async def stored(url: str, keys: Keys, partition: int, topic: str = ORDERS) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""What is kept because it was needed lately, and made anew when it is needed again."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+__all__ = ["Recent"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Recent(dict[_K, _V]):
+    """A dict of at most ``most`` entries; whoever adds one by :meth:`keep` loses that which was kept longest ago."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something goes when something comes."""
+        return len(self) >= self._most
+
+    def keep(self, key: _K, value: _V) -> _V:
+        """Add ``value``, or put it in place of what was there, as the one that was kept last."""
+        self.pop(key, None)
+        if self.is_full:
+            del self[next(iter(self))]
+        self[key] = value
+        return value
