@@ -1,0 +1,97 @@
+"""While nothing can be taken, nobody asks: a consumer that waits costs neither the server nor its own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from conquiet import Broker, Message, Outgoing, Retry, SubscribeOptions
+from conquiet.kit.clock import Clock
+from conquiet.wire.keys import Keys
+from tests.rigs.proxy import Proxy
+
+pytestmark = pytest.mark.any_server
+
+LOOK = 1.5
+"""Seconds of looking on; whoever runs in circles is found out in a small part of it."""
+
+
+class CountingClock(Clock):
+    """Knows how often somebody began to wait."""
+
+    waits = 0
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        self.waits += 1
+        return await super().wait(event, seconds)
+
+
+@pytest.fixture
+async def proxy(url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def clock() -> CountingClock:  # type: ignore[override]
+    return CountingClock()
+
+
+@pytest.fixture
+async def broker(proxy: Proxy, keys: Keys, clock: CountingClock) -> AsyncIterator[Broker]:
+    async with Broker(proxy.url, namespace=keys.namespace, clock=clock) as broker:
+        await broker.create_topic("orders")
+        yield broker
+
+
+def patient(**changes: Any) -> SubscribeOptions:
+    return SubscribeOptions(handle_signals=False, drain_timeout=0.1, **changes)
+
+
+async def stays_below(most: int, count: Callable[[], int], what: str) -> None:
+    """Look on for a while; fail as soon as there were more than ``most``."""
+    before = count()
+    try:
+        async with asyncio.timeout(LOOK):
+            while count() - before <= most:  # noqa: ASYNC110 - it is about what must not happen
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        return
+    raise AssertionError(f"more than {most} {what} in {LOOK} s")
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="waits for news of what it may not take, again and again")
+@pytest.mark.parametrize("order", ["unordered", "block_key", "block_partition"])
+async def test_a_backlog_behind_a_slow_handler_is_not_asked_for(broker: Broker, proxy: Proxy, order: Any) -> None:
+    """More of the same key than half of ``max_inflight``: nothing is taken before the handler has ended."""
+    running = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    await broker.send_batch("orders", [Outgoing(number, key="k") for number in range(50)])
+    options = patient(max_inflight=10, batch_size=2, order=order)
+    async with broker.subscribe("orders", group="g", handler=handle, options=options):
+        await running.wait()
+        await stays_below(30, lambda: proxy.count(b"XREAD\r\n"), "waits for news")
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="looks a thousand times a second at what is due")
+async def test_a_retry_that_is_due_while_paused_is_not_looked_at_all_the_time(
+    broker: Broker, clock: CountingClock
+) -> None:
+    failed = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        failed.set()
+        raise Retry("not now", delay=0.1)
+
+    async with broker.subscribe("orders", group="g", handler=handle, options=patient()) as subscription:
+        await broker.send("orders", 1)
+        await failed.wait()
+        subscription.pause()
+        await stays_below(100, lambda: clock.waits, "waits")
