@@ -12,7 +12,7 @@ from conquiet.topics import Broker, DeadLetter, Messages, SubscribeOptions, Subs
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import eventually
 
-__all__ = ["AT_ONCE", "Recorder", "buried", "counted", "finished", "impatient", "vanish"]
+__all__ = ["AT_ONCE", "Recorder", "buried", "counted", "finished", "hands_over", "impatient", "vanish"]
 
 AT_ONCE: Final = Backoff(base=0.0, cap=0.0, kind="fixed")
 
@@ -82,6 +82,11 @@ async def vanish(consumer: Subscription | Messages) -> None:
     for member in consumer._members:
         await member._keepalive.aclose()
         await on_private_loop(member._beating.aclose())
+
+
+def hands_over(consumer: Subscription | Messages) -> bool:
+    """Whether it is about to give a partition up, and begins nothing more of it."""
+    return any(member._draining for member in consumer._members)
 
 
 def counted(what: str, **labels: str) -> float:
