@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ from conquiet.topics import Broker, DeadLetter, Messages, SubscribeOptions, Subs
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import eventually
 
-__all__ = ["AT_ONCE", "Recorder", "buried", "counted", "finished", "hands_over", "impatient", "vanish"]
+__all__ = ["AT_ONCE", "Recorder", "buried", "counted", "finished", "hands_over", "impatient", "stays_below", "vanish"]
 
+_LOOK: Final = 1.5
 AT_ONCE: Final = Backoff(base=0.0, cap=0.0, kind="fixed")
 
 
@@ -87,6 +89,17 @@ async def vanish(consumer: Subscription | Messages) -> None:
 def hands_over(consumer: Subscription | Messages) -> bool:
     """Whether it is about to give a partition up, and begins nothing more of it."""
     return any(member._draining for member in consumer._members)
+
+
+async def stays_below(most: int, count: Callable[[], int], what: str) -> None:
+    """Look on for a while, and fail as soon as there were more than ``most``: whoever does too much is soon there."""
+    try:
+        async with asyncio.timeout(_LOOK):
+            while count() <= most:  # noqa: ASYNC110 - it is about what must not happen
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        return
+    raise AssertionError(f"more than {most} {what} in {_LOOK} s")
 
 
 def counted(what: str, **labels: str) -> float:
