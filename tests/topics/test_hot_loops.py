@@ -16,6 +16,7 @@ from tests.topics.consuming import stays_below
 
 pytestmark = pytest.mark.any_server
 
+
 class CountingClock(Clock):
     """Knows how often somebody began to wait."""
 
