@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
+from conquiet.kit.handlers import checked
 from conquiet.kit.policy import RetryPolicy
 from conquiet.topics.partitioner import NAMED
 from conquiet.wire.keys import name
@@ -104,8 +105,8 @@ class DeadLetterPolicy:
         rules.flag("include_traceback", self.include_traceback)
         if not isinstance(self.drop_headers, tuple) or not all(isinstance(one, str) for one in self.drop_headers):
             raise ConfigError(f"drop_headers must be a tuple of strings, not {self.drop_headers!r}")
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(f"transform must be callable, not {self.transform!r}")
+        if self.transform is not None:
+            checked("transform", self.transform, "fields")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -367,6 +367,16 @@ def test_a_dead_letter_policy_has_its_rules(what: str, value: Any) -> None:
         DeadLetterPolicy(**{what: value})
 
 
+def test_a_transform_that_cannot_be_called_is_refused() -> None:
+    """Each letter would be stored as it is, with what was to be left out."""
+
+    def without(fields: dict[bytes, bytes], name: bytes) -> dict[bytes, bytes]:
+        return {key: value for key, value in fields.items() if key != name}
+
+    with pytest.raises(ConfigError, match=r"transform is called with \(fields\), but it is .*without\(fields, name\)"):
+        DeadLetterPolicy(transform=without)  # type: ignore[arg-type]
+
+
 async def test_requeue_is_refused_for_a_legacy_stream(broker: Broker, url: str, keys: Keys) -> None:
     stream = f"{keys.namespace}-legacy"
     await ask(url, "XADD", stream, "*", "data", "{}")
