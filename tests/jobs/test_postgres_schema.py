@@ -143,7 +143,9 @@ async def test_an_empty_schema_has_no_tables_either(pg: LocalPostgres, schema: s
 async def test_a_schema_of_a_newer_library_is_refused(pg: LocalPostgres, pg_store: PostgresStore, schema: str) -> None:
     pg.ask(f"INSERT INTO {schema}.migrations (version, name) VALUES (99, 'later')")
     for call in (pg_store.open, pg_store.migrate):
-        with pytest.raises(ConfigError, match=f"has version 99, made by a newer conquiet: this one knows {LATEST} at most"):
+        with pytest.raises(
+            ConfigError, match=f"has version 99, made by a newer conquiet: this one knows {LATEST} at most"
+        ):
             await call()
 
 

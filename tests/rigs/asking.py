@@ -15,8 +15,9 @@ from redis.exceptions import MovedError
 
 from tests.rigs.waiting import eventually
 
-__all__ = ["ask", "blocked", "entries", "keys_like", "nodes_of", "pending"]
+__all__ = ["ask", "blocked", "entries", "keys_like", "lasting_keys", "nodes_of", "pending"]
 
+_DAY: Final = 86_400_000
 _CLUSTER: Final = "redis+cluster://"
 
 
@@ -56,6 +57,11 @@ async def pending(url: str, stream: str, group: str) -> list[str]:
 async def keys_like(url: str, pattern: str) -> list[str]:
     """The names of all keys that match, sorted."""
     return sorted([key for node in nodes_of(url) for key in await ask(node, "KEYS", pattern)])
+
+
+async def lasting_keys(url: str, pattern: str) -> list[str]:
+    """Those of them that do not run out within a day."""
+    return [key for key in await keys_like(url, pattern) if not 0 <= await ask(url, "PTTL", key) <= _DAY]
 
 
 async def blocked(url: str, readers: int = 1) -> None:

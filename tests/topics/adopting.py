@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from conquiet.topics.progress import Position, adopt_group, publish_progress
 from conquiet.topics.registry import Topic
-from tests.rigs.asking import keys_like
+from tests.rigs.asking import keys_like, lasting_keys
 from tests.topics.staging import Stage
 
-__all__ = ["GROUP", "adopt", "all_keys", "everything", "found", "places", "publish", "stands"]
+__all__ = ["GROUP", "adopt", "all_keys", "everything", "found", "lasting", "places", "publish", "stands"]
 
 GROUP: Final = "query"
 
@@ -48,6 +48,12 @@ async def all_keys(stage: Stage) -> list[str]:
     """Every key of the test's namespace, on whatever node."""
     nodes = [f"redis://{host}:{port}" for host, port in stage.site.link.address.seeds]
     return sorted([key for node in nodes for key in await keys_like(node, f"{stage.site.keys.namespace}:*")])
+
+
+async def lasting(stage: Stage) -> list[str]:
+    """Those of them that do not run out within a day."""
+    nodes = [f"redis://{host}:{port}" for host, port in stage.site.link.address.seeds]
+    return [key for node in nodes for key in await lasting_keys(node, f"{stage.site.keys.namespace}:*")]
 
 
 async def everything(stage: Stage) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from conquiet import (
 )
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
-from tests.rigs.asking import ask
+from tests.rigs.asking import ask, lasting_keys
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.waiting import eventually
 
@@ -191,7 +191,7 @@ async def test_a_deleted_topic_leaves_nothing_on_any_node(
     await eventually(lambda: _advanced(clock, deleting), "the topic is deleted")
     await deleting
     for node in cluster.nodes:
-        assert await ask(node.url, "KEYS", f"{keys.namespace}:*") == []
+        assert await lasting_keys(node.url, f"{keys.namespace}:*") == []
 
 
 def _advanced(clock: ManualClock, task: asyncio.Task[Any], seconds: float = 1.0) -> bool:

@@ -14,7 +14,7 @@ from conquiet.topics.growth import grow
 from conquiet.topics.progress import Position
 from conquiet.topics.retention import trim
 from conquiet.wire.keys import Keys
-from tests.topics.adopting import GROUP, adopt, all_keys, everything, found, places, publish
+from tests.topics.adopting import GROUP, adopt, everything, found, lasting, places, publish
 from tests.topics.consuming import Recorder, impatient
 from tests.topics.staging import Stage, hurried
 
@@ -119,10 +119,10 @@ async def test_a_deleted_topic_leaves_nothing_of_it(stage: Stage, admin: Admin, 
     await adopt(stage, topic, group="deleted")
     await admin.delete_group("orders", "deleted")
     await hurried(clock, admin.delete_topic("orders"))
-    assert await all_keys(stage) == []
+    assert await lasting(stage) == []
     with pytest.raises(GroupLostError):
         await publish(stage, topic, {1: Position("6-6")})
-    assert await all_keys(stage) == []
+    assert await lasting(stage) == []
 
 
 async def test_a_forgotten_topic_is_made_again_with_its_spark_groups(stage: Stage) -> None:
