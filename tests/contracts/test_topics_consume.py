@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -339,9 +339,10 @@ async def test_who_was_not_entered_cannot_be_waited_for(broker: Broker, stopped:
     if stopped:
         for consumer in (subscription, serial, messages):
             consumer.stop()
-    waits = [subscription.wait, serial.wait, messages.wait, messages.next, messages.__anext__]
+    waits: list[Callable[[], Awaitable[object]]] = [subscription.wait, serial.wait, messages.wait, messages.next]
+    waits += [messages.__anext__, lambda: messages.next(0.01)]
     async with asyncio.timeout(LONG):
-        for wait in (*waits, lambda: messages.next(0.01)):
+        for wait in waits:
             with pytest.raises(ConfigError, match=r"is not entered: .*async with"):
                 await wait()
 

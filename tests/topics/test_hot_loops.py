@@ -34,7 +34,7 @@ async def proxy(url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-def clock() -> CountingClock:  # type: ignore[override]
+def clock() -> CountingClock:
     return CountingClock()
 
 

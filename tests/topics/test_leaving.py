@@ -148,7 +148,7 @@ async def test_a_broker_leaves_with_all_its_consumers_at_once(url: str, keys: Ke
         leaving = asyncio.create_task(many.aclose())
         stack.push_async_callback(asyncio.wait, [leaving])
         stack.callback(gate.opened.set)
-        await eventually(lambda: not any(one.health().healthy for one in consumers), "all of them to leave", 1.5)
+        await eventually(lambda: not any(one.health().healthy for one in consumers), "all of them to leave", 1.0)
 
 
 @pytest.mark.xfail(
@@ -162,8 +162,8 @@ async def test_leaving_is_bounded_while_the_server_is_frozen(url: str, keys: Key
         consumer = await cut_off.consume("orders", group="g", options=options).__aenter__()
         hold = proxy.hold(b"")
         leaving = asyncio.create_task(consumer.aclose())
-        is_over = await asyncio.wait([leaving], timeout=2.0)
+        is_over = await asyncio.wait([leaving], timeout=1.5)
         hold.release()
         async with asyncio.timeout(LONG):
             await leaving
-        assert is_over[0], "it still waits after twenty drain times"
+        assert is_over[0], "it still waits after fifteen drain times"
