@@ -70,8 +70,9 @@ async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
     if found is None or (found.partitions, found.next_count) != (topic.partitions, topic.next_count):
         registry.forget(topic.name)  # somebody else has completed it, or the topic is gone
         return
-    await extend_groups(site, found, stands)
-    await extend_queries(site, found)
+    announced_ms = found.switch_ms - round(_LEAD * 1000)
+    await extend_groups(site, found, stands, announced_ms)
+    await extend_queries(site, found, announced_ms)
     ends = [stand.end for stand in stands]
     step = codec.encode({"before": topic.partitions, "after": topic.next_count, "ends": ends})
     key = site.keys.meta(topic.name)

@@ -102,11 +102,11 @@ async def look_at_groups(site: Site, stream: str) -> Stand:
     return Stand(reply[3].decode(), frozenset(reply[7]))
 
 
-async def extend_groups(site: Site, topic: Topic, stands: Sequence[Stand]) -> None:
+async def extend_groups(site: Site, topic: Topic, stands: Sequence[Stand], announced_ms: int) -> None:
     """Put all groups but Spark's on the partitions that ``topic`` is about to get, at their beginning.
 
     These are the groups that subscribed, and those of other programs that are on each partition which holds something.
-    A group that was deleted from a new partition already, in the middle of this, stays away.
+    A group that was deleted from a new partition since the growth was announced stays away.
     """
     key = site.keys.groups(topic.name)
     there = frozenset[bytes]().union(*(stand.groups for stand in stands))
@@ -114,13 +114,13 @@ async def extend_groups(site: Site, topic: Topic, stands: Sequence[Stand]) -> No
     used = [stand.groups for stand in stands if stand.end != _NEVER]
     groups = sorted((subscribed | there.intersection(*used)) - {group.encode() for group in topic.spark_groups})
     added = range(topic.partitions, topic.span)
-    await asyncio.gather(*(_extend(site, topic.stream(site.keys, index), groups) for index in added))
+    await asyncio.gather(*(_extend(site, topic.stream(site.keys, index), groups, announced_ms) for index in added))
 
 
-async def _extend(site: Site, stream: str, groups: Sequence[bytes]) -> None:
+async def _extend(site: Site, stream: str, groups: Sequence[bytes], announced_ms: int) -> None:
     for start in range(0, len(groups), _PAGE):
         page = groups[start : start + _PAGE]
-        await site.run(stream, _EXTEND([stream, *_leases(site, stream, page)], *page))
+        await site.run(stream, _EXTEND([stream, *_leases(site, stream, page)], announced_ms, *page))
 
 
 def _leases(site: Site, stream: str, groups: Iterable[bytes]) -> list[str]:

@@ -200,13 +200,19 @@ class _Used:
 
 
 async def _adopt(
-    site: Site, topic: Topic, partition: int, group: str, position: Position | None, action: str = "take"
+    site: Site,
+    topic: Topic,
+    partition: int,
+    group: str,
+    position: Position | None,
+    action: str = "take",
+    since: int = 0,
 ) -> str | _Used:
     """Where the group stood on a partition, or nowhere if it is new; or why it is not adopted."""
     stream = topic.stream(site.keys, partition)
     keys = [site.keys.lease(stream, group), stream, site.keys.retry(stream, group)]
     id = "" if position is None else position.id
-    call = _ADOPT(keys, site.clock.offset_ms, group, id, _entries(position), action)
+    call = _ADOPT(keys, site.clock.offset_ms, group, id, _entries(position), action, since)
     status, first, *rest = await site.run(stream, call)
     return str(first.decode()) if status == b"OK" else _Used(stream, first.decode(), *rest)
 
@@ -236,11 +242,11 @@ async def unmark(site: Site, topic: Topic, group: str) -> None:
     await site.link.call(key, pack("HDEL", key, f"group:{group}"))
 
 
-async def extend_queries(site: Site, topic: Topic) -> None:
+async def extend_queries(site: Site, topic: Topic, announced_ms: int) -> None:
     """Put all groups of Spark queries on the partitions that ``topic`` is about to get."""
     for partition in range(topic.partitions, topic.span):
         for group in sorted(topic.spark_groups):
-            reply = await _adopt(site, topic, partition, group, None, "extend")
+            reply = await _adopt(site, topic, partition, group, None, "extend", announced_ms)
             if isinstance(reply, _Used):
                 _log.warning("group %r is a Spark query's, but %s", group, reply)
 

@@ -78,6 +78,8 @@ class Topic:
     growth: tuple[Growth, ...] = ()
     next_count: int | None = None
     switch_at: float = 0.0
+    switch_ms: int = 0
+    """The same by the server's time."""
     legacy: bool = False
     spark_groups: frozenset[str] = frozenset()
     """The groups of Spark queries, which nobody can subscribe to."""
@@ -229,6 +231,7 @@ def _topic_of(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float)
         tuple(Growth(step["before"], step["after"], tuple(step["ends"])) for step in growth),
         None if planned is None else _count(planned),
         asked + (int(effective) - now) / 1000 if effective is not None else 0.0,
+        int(effective or 0),
         spark_groups=frozenset(group for group, mark in marks.items() if mark == "spark"),
         claimed_groups=frozenset(group for group, mark in marks.items() if _claimed_until(mark) > now),
     )

@@ -90,6 +90,26 @@ async def test_a_group_that_is_offline_while_the_topic_grows_misses_nothing(brok
         await seen.saw(12)
 
 
+async def test_a_group_of_a_topic_that_was_wider_in_a_former_life_misses_nothing(
+    broker: Broker, stage: Stage, clock: ManualClock
+) -> None:
+    """What is left of a deleted topic tells of groups that were deleted with it."""
+    await broker.create_topic("orders", partitions=4)
+    await _subscribed(broker, OFFLINE)
+    await hurried(clock, broker.admin.delete_topic("orders"))
+    clock.advance(2)
+    await broker.create_topic("orders", partitions=2, retention=Retention(delete_acked=True))
+    await _subscribed(broker, OFFLINE)
+    await hurried(clock, broker.admin.grow("orders", 4))
+    async with broker.subscribe("orders", group="live", handler=(seen := Recorder()), options=impatient()):
+        await broker.send_batch("orders", [Outgoing(number, partition=number) for number in range(4)])
+        await seen.saw(4)
+        await finished(broker, "orders", "live")
+    await broker.admin.trim("orders")
+    async with broker.subscribe("orders", group=OFFLINE, handler=(seen := Recorder()), options=impatient()):
+        await seen.saw(4)
+
+
 async def test_a_group_that_an_old_message_holds_back_misses_nothing(broker: Broker, clock: ManualClock) -> None:
     """It may not read the new partitions before the message that waits for its retry is done."""
     await broker.create_topic("orders", partitions=1, retention=Retention(max_len=5))

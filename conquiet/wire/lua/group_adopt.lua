@@ -3,14 +3,14 @@
 -- KEYS   lease, stream, retry
 -- ARGV   offset ms, group, ID after which it goes on, or '' to leave it where it is and begin a new one at the
 --        beginning, entries appended up to there or '', 'take', or 'look' to change nothing, or 'extend' to take it
---        unless it was deleted from there
+--        unless it was deleted from there since a server's time, that time in ms
 -- RETURNS {'OK', ID where the group stood or '' if it is new} | {'BUSY', owner or '', consumers, pending, parked}
 --#include clock
 --#include lease
 --#include rows
 --#include position
 local lease, stream, retry = unpack(KEYS)
-local offset, group, id, entries, action = unpack(ARGV)
+local offset, group, id, entries, action, since = unpack(ARGV)
 local now = now_ms(offset)
 local there = redis.call('EXISTS', stream) == 1 and group_row(stream, group)
 local owner, parked = held_by_other(lease, '', now), redis.call('ZCARD', retry)
@@ -18,9 +18,9 @@ local consumers, pending = there and there['consumers'] or 0, there and there['p
 if owner or consumers + pending + parked > 0 then return {'BUSY', owner or '', consumers, pending, parked} end
 
 local before = there and there['last-delivered-id'] or ''
-if action == 'look' or action == 'extend' and not there and redis.call('HEXISTS', lease, 'deleted_ms') == 1 then
-  return {'OK', before}
-end
+local deleted = tonumber(redis.call('HGET', lease, 'deleted_ms') or 0)
+local is_gone = action == 'extend' and not there and deleted >= tonumber(since)
+if action == 'look' or is_gone then return {'OK', before} end
 if not there then
   redis.call('XGROUP', 'CREATE', stream, group, '0-0', 'MKSTREAM')
   there = group_row(stream, group)
