@@ -41,9 +41,11 @@ class TopicSink:
     A row's payload is its column ``payload`` (or the one named), JSON text if it is a string; if there is no such
     column, an object of all columns. Rows of one ``key`` keep their order. A task returns when Redis has all of its
     rows, and connects only where it runs. Nothing is lost; a task that is tried again, or runs twice at a time, adds
-    nothing twice if it brings the same rows in the same order, or with ``id_column`` in any. One sink may serve many
-    DataFrames. ``written`` counts the rows of finished tasks. A row does not tell a ``TIMESTAMP_NTZ`` from an instant,
-    so here it is taken for one, in the zone of the worker; :func:`publish` knows better.
+    nothing twice if it brings the same rows in the same order, or with ``id_column`` in any. A function of one's own
+    may call it several times in a task, with some of the rows each time. One sink may serve many DataFrames, jobs and
+    sessions: what another job sends is added, though it be the same rows. ``written`` counts the rows of finished
+    tasks. A row does not tell a ``TIMESTAMP_NTZ`` from an instant, so here it is taken for one, in the zone of the
+    worker; :func:`publish` knows better.
     """
 
     def __init__(
@@ -68,6 +70,13 @@ class TopicSink:
         self._name = uuid4().hex
         self._rows = self._counter()
         self._repeated = self._counter()
+        self._attempt: int | None = None
+        self._places: dict[int, int] = {}
+        """How far the calls in this try of a task are."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark pickles it once for a job: all tries of the job's tasks have the same name, and no other job has it.
+        return {**self.__dict__, "_name": uuid4().hex}
 
     @property
     def written(self) -> Written:
@@ -79,17 +88,25 @@ class TopicSink:
     @briefly
     def __call__(self, rows: Iterable[Row]) -> None:
         """Send the rows of one partition."""
-        done = write_rows(self._place, self._write(), self._layout, rows, self._schema)
+        done = write_rows(self._place, self._write(), self._layout, rows, self._schema, self._places_of_task())
         if self._rows is not None and self._repeated is not None:
             self._rows.add(done.rows)
             self._repeated.add(done.repeated)
 
     def _write(self) -> Write:
-        """One a stage: its retries have its number, the next use of this sink another."""
+        """One a stage of a job: its retries have its number, and an RDD that is used again brings the same pickle."""
         context = TaskContext.get()
         # Outside of tasks nobody tries anything again, and each call brings rows of its own.
         name = uuid4().hex if context is None else f"{self._name}-{context.stageId()}"
         return Write(name, by_id=self._columns.id is not None)
+
+    def _places_of_task(self) -> dict[int, int]:
+        """Where the chunks of this call begin: behind those of earlier calls in the same try of the same task."""
+        context = TaskContext.get()
+        attempt = None if context is None else context.taskAttemptId()
+        if attempt is None or attempt != self._attempt:
+            self._attempt, self._places = attempt, {}
+        return self._places
 
     def _layout(self, row: Any) -> Layout:
         names = getattr(row, "__fields__", None)
@@ -104,6 +121,9 @@ class TopicSink:
 
 class _Once(TopicSink):
     """A sink for one DataFrame, whose write is over when that is written."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__  # the driver has to know the name, too
 
     def _write(self) -> Write:
         return Write(self._name, by_id=self._columns.id is not None)

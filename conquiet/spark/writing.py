@@ -42,9 +42,16 @@ def say(text: str) -> None:
 
 
 class TaskWriter:
-    """Cuts rows into chunks by partition, and has them sent while the next ones are made."""
+    """Cuts rows into chunks by partition, and has them sent while the next ones are made.
 
-    def __init__(self, site: Site, topic: Topic, write: Write, part: int) -> None:
+    ``places`` tells, by partition, the place of the first chunk among all of this part.
+    """
+
+    def __init__(
+        self, site: Site, topic: Topic, write: Write, part: int, places: Mapping[int, int] | None = None
+    ) -> None:
+        self.places = dict(places or {})
+        """The place of the next chunk of each partition."""
         self._partitions = call(begin, site, topic, write)
         self._appender = Appender(site, topic, write, part)
         self._choose = NAMED[topic.partitioner]()
@@ -72,7 +79,7 @@ class TaskWriter:
                 partition = self._partition(name)
             chunk = chunks.get(partition)
             if chunk is None:
-                chunk = chunks[partition] = Chunk(partition, 0)
+                chunk = chunks[partition] = Chunk(partition, self.places.get(partition, 0))
             values, kind = chunk.values, 48
             values.append(payload)
             if key is not None:
@@ -101,6 +108,7 @@ class TaskWriter:
         call(self._appender.aclose)
 
     def _send(self, chunk: Chunk) -> None:
+        self.places[chunk.partition] = chunk.number + 1
         self._chunks[chunk.partition] = Chunk(chunk.partition, chunk.number + 1)
         call(self._appender.put, chunk)
 
@@ -121,10 +129,13 @@ def write_rows(
     layout_of: Callable[[Any], Layout],
     rows: Iterable[Any],
     schema: StructType | None = None,
+    places: dict[int, int] | None = None,
 ) -> Appended:
     """Write the rows of one task, given as ``Row`` objects; ``layout_of`` gives the layout for the first one.
 
-    Rows do not tell the types of their values; where that matters, ``schema`` does.
+    Rows do not tell the types of their values; where that matters, ``schema`` does. A task that brings its rows in
+    several calls gives each the same ``places``, which move on when all rows of a call are written: a call that fails
+    can be repeated.
     """
     part = _part()
     converts = None
@@ -132,7 +143,7 @@ def write_rows(
         converts = [by_type(field.dataType) for field in schema.fields]
     with connected(place) as site:
         topic = not_legacy(call(find, site, place))
-        writer = TaskWriter(site, topic, write, part)
+        writer = TaskWriter(site, topic, write, part, places)
         try:
             first, layout = 0, None
             for page in _pages(rows):
@@ -140,7 +151,10 @@ def write_rows(
                 values = page if converts is None else [_typed(row, converts) for row in page]
                 _add_rows(writer, layout, values, first, part)
                 first += len(page)
-            return _told(place, write, part, writer.finish())
+            done = writer.finish()
+            if places is not None:
+                places.update(writer.places)
+            return _told(place, write, part, done)
         finally:
             writer.close()
 

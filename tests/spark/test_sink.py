@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -21,7 +22,7 @@ from redis import Redis
 
 from conquiet.errors import ConfigError
 from conquiet.spark import TopicSink, Written, publish
-from tests.spark.conftest import Home
+from tests.spark.conftest import ROOT, Home
 from tests.spark.looking import asked, entries, payloads, stream
 
 pytestmark = [pytest.mark.any_server, pytest.mark.timeout(180)]
@@ -183,6 +184,91 @@ def test_a_task_that_is_tried_again_adds_nothing_twice(spark: SparkSession, home
     frame.limit(10).foreachPartition(send)
     assert send.written.rows == done.rows + 10
     assert len(payloads(home, "orders", 2)) == 5_210
+
+
+def test_a_sink_that_outlives_its_session_drops_nothing(home: Home) -> None:
+    """The stages of a second session have the same numbers as those of the first."""
+    for topic in ("plain", "by-id"):
+        home.broker.create_topic(topic, partitions=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.sessions", "--url", home.url, "--namespace", home.namespace],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=150,
+        check=True,
+    )
+    assert done.stdout == "[(20, 0), (20, 0)]\n"
+    assert [payload["id"] for payload in payloads(home, "plain")] == [*range(10), *range(10)]
+    balances = [(payload["id"], payload["balance"]) for payload in payloads(home, "by-id")]
+    assert balances == [(n, balance) for balance in (1, 2) for n in range(10)]
+
+
+class Copies:
+    """In one task, copies of one sink that were made as for two jobs; each sends the rows of the task."""
+
+    def __init__(self, send: TopicSink) -> None:
+        self._copies = [pickle.dumps(send) for _ in range(2)]
+
+    def __call__(self, rows: Iterable[Row]) -> None:
+        context = TaskContext.get()
+        assert context is not None
+        listed = list(rows)
+        for copy in self._copies:
+            pickle.loads(copy)(listed)
+        if context.attemptNumber() == 0:
+            raise RuntimeError("this task was meant to fail")
+
+
+@pytest.mark.parametrize("more", [{}, {"id_column": "id"}], ids=["in order", "by ID"])
+def test_what_was_pickled_for_one_job_is_no_repetition_of_another(
+    spark: SparkSession, home: Home, more: dict[str, Any]
+) -> None:
+    """Also where their stages have the same number, as those of two sessions have; tries of one task share a name."""
+    home.broker.create_topic("orders", partitions=1)
+    spark.range(0, 4, 1, 1).foreachPartition(Copies(sink(home, **more)))
+    assert [payload["id"] for payload in payloads(home, "orders")] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+class InPieces:
+    """Hands the rows of its task to a sink in pieces that may be equal; once a task has sent some, it fails."""
+
+    def __init__(self, send: TopicSink) -> None:
+        self._send = send
+
+    def __call__(self, rows: Iterable[Row]) -> None:
+        context = TaskContext.get()
+        assert context is not None
+        for number, row in enumerate(rows):
+            self._send([Row(n=row.id // 4), Row(n=row.id // 4)])
+            if number == 2 and context.attemptNumber() == 0:
+                raise RuntimeError("this task was meant to fail")
+
+
+def test_a_task_may_send_its_rows_in_pieces(spark: SparkSession, home: Home) -> None:
+    """Pieces that are equal are other rows; those that an earlier try of the task has sent are the same."""
+    home.broker.create_topic("orders", partitions=2)
+    send = sink(home)
+    spark.range(0, 8, 1, 2).foreachPartition(InPieces(send))
+    assert sorted(payload["n"] for payload in payloads(home, "orders", 2)) == [0] * 8 + [1] * 8
+    assert send.written.rows + send.written.repeated == 16
+    assert send.written.repeated >= 6
+
+
+def test_what_a_closure_was_made_for_once_serves_several_jobs(spark: SparkSession, home: Home) -> None:
+    """An RDD keeps the pickled function: the second job gets the same bytes."""
+    home.broker.create_topic("orders", partitions=1)
+    send = sink(home)
+
+    def sent(rows: Iterable[Row]) -> Iterator[int]:
+        send(rows)
+        yield 1
+
+    counted = spark.range(0, 4, 1, 2).rdd.mapPartitions(sent)
+    assert [counted.count(), counted.sum()] == [2, 2]
+    assert sorted(payload["id"] for payload in payloads(home, "orders")) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_all_that_a_frame_can_hold_is_published(spark: SparkSession, home: Home) -> None:
