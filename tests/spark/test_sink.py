@@ -22,8 +22,13 @@ from redis import Redis
 
 from conquiet.errors import ConfigError
 from conquiet.spark import TopicSink, Written, publish
+from conquiet.spark.options import Place
+from conquiet.spark.rows import Columns, Layout
+from conquiet.spark.writing import write_rows
+from conquiet.topics.repeatable import Appended, Write
 from tests.spark.conftest import ROOT, Home
 from tests.spark.looking import asked, entries, payloads, stream
+from tests.sync.looking import until
 
 pytestmark = [pytest.mark.any_server, pytest.mark.timeout(180)]
 
@@ -89,6 +94,29 @@ def test_rows_of_ids_are_spread_by_them_and_sent_once(home: Home) -> None:
     found = [[entry["messageId"] for entry in entries(home, "orders", partition)] for partition in range(4)]
     assert all(found)
     assert sorted(name for part in found for name in part) == sorted(set(names))
+
+
+def test_a_call_that_failed_can_be_repeated_after_others_of_its_task(home: Home) -> None:
+    home.broker.create_topic("orders", partitions=1)
+    place, write, places = Place(home.url, "orders", home.namespace), Write("w"), dict[int, int]()
+
+    def send(rows: Iterable[Row]) -> Appended:
+        return write_rows(place, write, lambda row: Layout.of(row.__fields__, Columns()), rows, None, places)
+
+    def broken() -> Iterator[Row]:
+        for n in range(2_500):
+            if n == 2_000:
+                until(lambda: len(entries(home, "orders")) > 1, "some of it to be written")
+                raise RuntimeError("these rows were meant to fail")
+            yield Row(n=n)
+
+    assert send([Row(n=0)]) == Appended(1)
+    with pytest.raises(RuntimeError, match="meant to fail"):
+        send(broken())
+    again = send(Row(n=n) for n in range(2_500))
+    assert again.repeated >= 500
+    assert send([Row(n=0)]) == Appended(1)
+    assert [payload["n"] for payload in payloads(home, "orders")] == [0, *range(2_500), 0]
 
 
 def test_a_sink_travels_and_connects_only_where_it_is_used(home: Home) -> None:
