@@ -27,6 +27,8 @@ _NOTICE_MS: Final = 3_600_000
 """For how long a member can tell that its group or topic was deleted, and is not just lost with the whole server."""
 _ROUNDS: Final = 1000
 _PAGE: Final = 500
+_FORGOTTEN: Final = 1000
+"""Pending entries that a script forgets before others get their turn."""
 
 _RESET: Final = Script.named("group_reset")
 _DELETE: Final = Script.named("group_delete")
@@ -40,8 +42,9 @@ async def reset_group(
     """Let ``group`` go on from another place; what it has not finished before is forgotten.
 
     Refused while it has live members, unless ``force``: then these lose what they have in hand and take their
-    partitions again. Each partition changes at once, the partitions one after the other; safe to repeat. Partitions
-    that the topic gets meanwhile are treated alike.
+    partitions again. Each partition is moved at once, one after the other, and what is pending there is forgotten page
+    by page; nothing is delivered before that is done. Safe to repeat: what was begun and not completed is completed by
+    a repetition, or by whoever takes the partition. Partitions that the topic gets meanwhile are treated alike.
     """
     place = _place(topic, to)
     if group in topic.spark_groups:
@@ -53,14 +56,18 @@ async def reset_group(
     async def move(partitions: range) -> None:
         for partition in partitions:  # in this order: what a growth has added waits for what was there before
             id = place(partition)
-            if id is None:
-                continue
-            stream = topic.stream(site.keys, partition)
-            lease, retry, attempts, _ = site.keys.of_group(stream, group)
-            await site.run(stream, _RESET([lease, stream, retry, attempts], group, id))
+            if id is not None:
+                await _reset_on(site, topic.stream(site.keys, partition), group, id)
 
     await on_every_partition(registry, topic, move)
     await call_members(site, topic.name, group)
+
+
+async def _reset_on(site: Site, stream: str, group: str, id: str) -> None:
+    lease, retry, attempts, _ = site.keys.of_group(stream, group)
+    keys, offset = [lease, stream, retry, attempts], site.clock.offset_ms
+    while await site.run(stream, _RESET(keys, offset, group, id, _FORGOTTEN)):
+        id = ""  # the first page has put the group there
 
 
 def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
@@ -114,10 +121,13 @@ async def delete_group(site: Site, registry: Registry, topic: Topic, group: str,
 async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> None:
     """Remove a group from a partition, once its dead letters are where they belong."""
     stream = topic.stream(site.keys, partition)
-    for _ in range(_ROUNDS):
-        if await site.run(stream, _delete_call(site, stream, group)) == 0:
+    rounds = 0
+    while rounds < _ROUNDS:
+        waiting, more = await site.run(stream, _delete_call(site, stream, group))
+        if not waiting and not more:
             return
-        if await forward(site, topic, partition, group) == 0:
+        if waiting and await forward(site, topic, partition, group) == 0:
+            rounds += 1
             await site.clock.sleep(0.01)  # somebody else is at it
     raise QueueError(f"the dead letters of group {group!r} on {stream!r} do not come to an end")
 
@@ -125,7 +135,7 @@ async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> 
 def _delete_call(site: Site, stream: str, group: str) -> Call:
     lease, retry, attempts, outbox = site.keys.of_group(stream, group)
     keys = [lease, stream, retry, attempts, outbox, site.keys.trim(stream)]
-    return _DELETE(keys, site.clock.offset_ms, group)
+    return _DELETE(keys, site.clock.offset_ms, group, _FORGOTTEN)
 
 
 async def _drop_members(site: Site, topic: str, groups: Iterable[str]) -> None:

@@ -93,7 +93,7 @@ class _Run:
 
     async def _begin(self, partition: int) -> list[str]:
         key = self.site.keys.replayed(self._stream(partition))
-        call = _BEGIN([key], self.site.clock.offset_ms, self.name, _PATIENCE_MS)
+        call = _BEGIN([key], self.site.clock.offset_ms, self.name, _PATIENCE_MS, _PAGE)
         return [mark.decode() for mark in await self.site.run(key, call)]
 
     async def _replay(self, partition: int, letters: Sequence[DeadLetter]) -> list[str]:
@@ -111,20 +111,22 @@ class _Run:
         return is_spark
 
     async def _end(self, partition: int, removed: Sequence[str]) -> None:
-        key = self.site.keys.replayed(self._stream(partition))
-        await self.site.run(key, _END([key], self.name, *removed))
+        stream = self._stream(partition)
+        keys = [self.site.keys.replayed(stream), self.site.keys.replayed_gone(stream)]
+        await self.site.run(stream, _END(keys, self.site.clock.offset_ms, self.name, _PATIENCE_MS, *removed))
 
     def _call(self, letter: DeadLetter) -> Call:
         keys, stream = self.site.keys, self._stream(letter.partition)
+        lease, retry, attempts, _ = keys.of_group(stream, letter.group)
         return _REPLAY(
-            [stream, keys.retry(stream, letter.group), keys.attempts(stream, letter.group), keys.replayed(stream)],
+            [stream, retry, attempts, keys.replayed(stream), keys.replayed_gone(stream), lease],
             self.site.clock.offset_ms,
             self.name,
             letter.id,
             letter.group,
             letter.original_id,
             letter.partition,
-            "" if self.topic.legacy else "copy",
+            "" if self.topic.legacy or not letter.fields else "copy",
             *letter.fields,
         )
 
@@ -140,8 +142,11 @@ class _Run:
                 GroupLostError(f"letter {letter.id}: there is no group {letter.group!r} on {stream!r}")
             )
         elif status == b"GONE":
-            what = f"entry {letter.original_id} is gone, and a legacy stream cannot hold a copy for one group"
-            self.refusals.append(ConfigError(f"letter {letter.id}: {what}"))
+            why = "a legacy stream cannot hold a copy for one group" if self.topic.legacy else "its letter has no fields"
+            self.refusals.append(ConfigError(f"letter {letter.id}: entry {letter.original_id} is gone, and {why}"))
+        elif status == b"RESET":
+            what = f"group {letter.group!r} is being reset: if nobody is at it any more, reset it again"
+            self.refusals.append(QueueError(f"letter {letter.id}: {what}"))
         self.replayed += status == b"OK"
         return status in (b"OK", b"AGAIN")
 

@@ -107,6 +107,10 @@ class Keys:
         """HASH of dead letters whose replay has begun."""
         return self._beside("replayed", stream)
 
+    def replayed_gone(self, stream: str) -> str:
+        """ZSET of replayed dead letters that are removed, and that another replay may have at hand; runs out."""
+        return f"{self.replayed(stream)}:gone"
+
     def trim(self, stream: str) -> str:
         """HASH: what retention has removed."""
         return self._beside("trim", stream)
@@ -121,8 +125,8 @@ class Keys:
 
     def of_partition(self, stream: str) -> list[str]:
         """Every key of a partition that belongs to no group, the stream first."""
-        beside = (self.delayed, self.delayed_items, self.dedup, self.dedup_ids, self.replayed, self.trim)
-        return [stream, *(key(stream) for key in beside)]
+        beside = (self.delayed, self.delayed_items, self.dedup, self.dedup_ids, self.replayed, self.replayed_gone)
+        return [stream, *(key(stream) for key in (*beside, self.trim))]
 
     def of_group(self, stream: str, group: str) -> list[str]:
         """Every key that a group has beside a partition, the lease first."""

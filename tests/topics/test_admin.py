@@ -655,7 +655,7 @@ async def _full(stage: Stage) -> Topic:
         await stage.park(held, ids[0])
         await stage.bury(held, ids[1])
         await stage.create_group(topic, "foreign", partition=partition)
-        for key in (keys.delayed(stream), keys.dedup(stream)):
+        for key in (keys.delayed(stream), keys.dedup(stream), keys.replayed_gone(stream)):
             await stage.call(key, "ZADD", key, 1, "x")
         for key in (keys.delayed_items(stream), keys.dedup_ids(stream), keys.replayed(stream)):
             await stage.call(key, "HSET", key, "x", "1")

@@ -16,8 +16,9 @@ from conquiet.topics.options import Retention
 from conquiet.topics.registry import LegacyTopic, Topic
 from conquiet.topics.site import Site
 from conquiet.wire.link import Link
-from conquiet.wire.scripts import Call
+from conquiet.wire.scripts import Call, Script
 from conquiet.wire.streams import entries_of
+from tests.rigs.monitoring import watched
 from tests.topics.staging import Held, Stage
 
 pytestmark = pytest.mark.cluster_too
@@ -426,6 +427,49 @@ async def test_more_than_a_page_is_replayed(stage: Stage) -> None:
     assert await stage.pending(topic, "billing") == ids
 
 
+@pytest.mark.any_server
+@pytest.mark.one_node
+async def test_a_replay_that_was_killed_makes_the_next_one_no_longer(
+    stage: Stage, clock: ManualClock, url: str
+) -> None:
+    """What it may still have at hand is remembered for ten minutes, and nobody looks through that."""
+    topic = await stage.topic()
+    _, ids = await _buried(stage, topic, 1000)
+    while await _waiting(stage, topic):
+        await forward(stage.site, topic, 0, "billing")
+    stream, keys = stage.stream(topic), stage.site.keys
+    replayed, gone = keys.replayed(stream), keys.replayed_gone(stream)
+    await stage.site.run(stream, Script.named("replay_begin")([replayed], clock.offset_ms, "killed", 600_000, 100))
+    async with watched(url) as work:
+        assert await replay.replay(stage.site, topic) == len(ids)
+    assert len(work.calls) < 2.5 * len(ids)  # each letter is read once more and given back
+    assert work.most < 1_500
+    assert await _left(stage, replayed) == [b"run:killed"]
+    assert await stage.call(gone, "ZCARD", gone) == len(ids)
+    assert 0 < await stage.call(gone, "PTTL", gone) <= 600_000
+    clock.advance(601)
+    assert await stage.dead(topic, "billing", 1)
+    assert await replay.replay(stage.site, topic) == 1
+    assert await stage.call(gone, "EXISTS", replayed, gone) == 0
+
+
+@pytest.mark.any_server
+async def test_a_letter_without_fields_whose_entry_is_gone_is_refused(stage: Stage) -> None:
+    """There is nothing that a copy could be made of."""
+    topic = await stage.topic()
+    held = await stage.acquire(topic, "billing")
+    words = [word for number in range(4000) for word in (f"f{number}", "x")]
+    stream = stage.stream(topic)
+    id = (await stage.call(stream, "XADD", stream, "*", *words)).decode()
+    await stage.take(held)
+    await stage.bury(held, id)
+    await forward(stage.site, topic, 0, "billing")
+    await stage.call(stream, "XDEL", stream, id)
+    with pytest.raises(ConfigError, match="is gone, and its letter has no fields"):
+        await replay.replay(stage.site, topic)
+    assert len(await letters(stage.site, topic)) == 1
+
+
 async def test_a_letter_whose_group_is_gone_stays_and_the_others_do_not(stage: Stage) -> None:
     topic = await stage.topic(partitions=2)
     await stage.dead(topic, "billing", 2, 0)
@@ -522,7 +566,8 @@ async def test_a_replay_that_wakes_up_late_changes_nothing(
     assert await first == 0
     assert await stage.take(held) == ([], [])
     assert len(fresh) + len(due) == len(ids)
-    assert await _left(stage, stage.site.keys.replayed(stream)) == []
+    gone = stage.site.keys.replayed_gone(stream)
+    assert await stage.call(gone, "EXISTS", stage.site.keys.replayed(stream), gone) == 0
 
 
 async def test_many_replays_at_once(stage: Stage) -> None:
@@ -535,7 +580,8 @@ async def test_many_replays_at_once(stage: Stage) -> None:
     counts = await asyncio.gather(*(replay.replay(stage.site, topic) for _ in range(4)))
     assert sum(counts) == len(ids)
     assert len(await stage.ids(topic)) == len(ids)
-    assert await _left(stage, stage.site.keys.replayed(stream)) == []
+    gone = stage.site.keys.replayed_gone(stream)
+    assert await stage.call(gone, "EXISTS", stage.site.keys.replayed(stream), gone) == 0
 
 
 async def test_a_replay_that_stood_still_for_too_long_is_given_up(

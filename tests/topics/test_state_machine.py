@@ -296,11 +296,12 @@ class Scripts(Scripted, RuleBasedStateMachine):
         if not live:
             return
         replayed = self.site.keys.replayed(self.stream)
-        self.run("replay_begin", [replayed], self.clock.offset_ms, run, 10**9)
+        self.run("replay_begin", [replayed], self.clock.offset_ms, run, 10**9, 100)
         letter, words = next(iter(live.items()))
         original = field_of(words, b"originalMessageId")
         call: list[str | bytes | int] = [self.clock.offset_ms, run, letter, GROUP, original, 0, "copy", *words[28:]]
-        keys = [self.stream, self.retry, self.attempts, replayed]
+        gone = self.site.keys.replayed_gone(self.stream)
+        keys = [self.stream, self.retry, self.attempts, replayed, gone, self.lease]
         assert self.run("replay", keys, *call)[0] == b"OK"
         assert self.run("replay", keys, *call)[0] == b"AGAIN"
         self.given_back({letter: words})

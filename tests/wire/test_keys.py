@@ -45,6 +45,7 @@ def beside(keys: Keys, stream: str) -> list[str]:
         (KEYS.dedup(STREAM), "streaming:mq:dedup:{stream:topic:orders:p:3}"),
         (KEYS.dedup_ids(STREAM), "streaming:mq:dedup:{stream:topic:orders:p:3}:ids"),
         (KEYS.replayed(STREAM), "streaming:mq:replayed:{stream:topic:orders:p:3}"),
+        (KEYS.replayed_gone(STREAM), "streaming:mq:replayed:{stream:topic:orders:p:3}:gone"),
         (KEYS.trim(STREAM), "streaming:mq:trim:{stream:topic:orders:p:3}"),
     ],
 )

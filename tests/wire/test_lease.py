@@ -63,7 +63,7 @@ class Desk:
         keys = Keys()
         lease, retry, attempts, outbox = keys.of_group(self.stream, self.group)
         names = [lease, self.stream, retry, attempts, outbox, keys.trim(self.stream)]
-        await run(self.link, self.stream, DELETE(names, self.later, self.group))
+        await run(self.link, self.stream, DELETE(names, self.later, self.group, 100))
 
     async def call(self, *words: str | bytes | int) -> Any:
         return await self.link.call(self.stream, pack(*words))

@@ -37,7 +37,8 @@ local function safe_bound(stream, ignored)
     local group = row(flat)
     if not ignored[group['name']] then
       local oldest = redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1]
-      local open = oldest and oldest[1] or id_after(group['last-delivered-id'])
+      local open = id_after(group['last-delivered-id'])
+      if oldest and id_below(oldest[1], open) then open = oldest[1] end
       if not bound or id_below(open, bound) then bound = open end
     end
   end

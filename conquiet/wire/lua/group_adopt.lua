@@ -27,7 +27,7 @@ if not there then
 end
 if id ~= '' then put_after(stream, there, id, entries) end
 if redis.call('HEXISTS', lease, 'epoch') == 1 then
-  redis.call('HDEL', lease, 'running', 'resume', 'crashed', 'suspect')
+  redis.call('HDEL', lease, 'running', 'resume', 'crashed', 'suspect', 'forget')
   redis.call('HSET', lease, 'owner', '')
   next_epoch(lease, now)
 end

@@ -1,31 +1,21 @@
--- Moves a group on a partition to another place and forgets what it has not finished, all at once. An owner is fenced
+-- Moves a group on a partition to another place and forgets what it has not finished, a page a call. An owner is fenced
 -- off and has to take the lease again.
 -- KEYS   lease, stream, retry, attempts
--- ARGV   group, ID after which it goes on, or '$' for the end
--- RETURNS pending entries forgotten
+-- ARGV   offset ms, group, ID after which it goes on, '$' for the end, or '' to go on with what was begun, size of a page
+-- RETURNS 1 another page is needed | 0 done, by this call or by somebody who took the lease
+--#include clock
+--#include lease
 --#include rows
+--#include forgetting
 local lease, stream, retry, attempts = unpack(KEYS)
-local group, id = ARGV[1], ARGV[2]
-local there = redis.call('EXISTS', stream) == 1 and group_row(stream, group)
-local forgotten = 0
-redis.call('DEL', retry, attempts)
-while there do
-  local page = redis.call('XPENDING', stream, group, '-', '+', 1000)
-  if #page == 0 then break end
-  local ids = {}
-  for at, entry in ipairs(page) do ids[at] = entry[1] end
-  forgotten = forgotten + redis.call('XACK', stream, group, unpack(ids))
-end
-if there then
-  redis.call('XGROUP', 'SETID', stream, group, id)
-else
-  redis.call('XGROUP', 'CREATE', stream, group, id, 'MKSTREAM')
-end
-if redis.call('EXISTS', lease) == 1 then
+local offset, group, id, size = unpack(ARGV)
+if id ~= '' then
+  begin_forgetting(lease, stream, retry, attempts, group, id)
   redis.call('HSET', lease, 'owner', '', 'until_ms', 0, 'resume', group_row(stream, group)['last-delivered-id'])
-  redis.call('HDEL', lease, 'running')
+  redis.call('HDEL', lease, 'running', 'crashed', 'suspect')
   -- In the same call that moves the group: members that know what it had finished ask again.
   redis.call('HINCRBY', lease, 'resets', 1)
-  redis.call('HINCRBY', lease, 'epoch', 1)
+  next_epoch(lease, now_ms(offset))
 end
-return forgotten
+if redis.call('HEXISTS', lease, 'forget') == 0 then return 0 end
+return forget_page(lease, stream, group, size) and 1 or 0

@@ -42,7 +42,7 @@ end
 -- Ends it with its group: the owner is fenced off, and members of before are refused. Only the epoch and the time of
 -- the deletion stay, for a day.
 local function retire(lease, now)
-  redis.call('HDEL', lease, 'owner', 'until_ms', 'running', 'crashed', 'suspect', 'resume', 'spark')
+  redis.call('HDEL', lease, 'owner', 'until_ms', 'running', 'crashed', 'suspect', 'resume', 'resets', 'spark')
   next_epoch(lease, now)
   redis.call('HSET', lease, 'deleted_ms', string.format('%.0f', now))
   redis.call('PEXPIRE', lease, 86400000)

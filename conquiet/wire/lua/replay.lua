@@ -1,19 +1,21 @@
 -- Gives a dead letter back to the group that it failed in, once. If the original entry is still there, it becomes
 -- pending again under its ID and is due at once; else a copy is appended that only this group gets.
--- KEYS   stream, retry, attempts, replayed
+-- KEYS   stream, retry, attempts, replayed, marks of letters that are gone, lease
 -- ARGV   offset ms, run, letter, group, original ID, partition, 'copy' if a copy can be appended or '', fields...
 -- RETURNS {'OK', ID} | {'AGAIN'} done before | {'NOGROUP'} | {'GONE'} a copy is needed | {'STALE'} the run was given up
+--         | {'RESET'} the group is being reset, and would forget it
 --#include clock
 --#include pending
 --#include rows
 --#include bound
-local stream, retry, attempts, replayed = unpack(KEYS)
+local stream, retry, attempts, replayed, gone, lease = unpack(KEYS)
 local offset, run, letter, group, original, partition, copying = unpack(ARGV, 1, 7)
 local from = partition .. '/' .. original
 if redis.call('HEXISTS', replayed, 'run:' .. run) == 0 then return {'STALE'} end
-if redis.call('HEXISTS', replayed, letter) == 1 then return {'AGAIN'} end
+if redis.call('HEXISTS', replayed, letter) == 1 or redis.call('ZSCORE', gone, letter) then return {'AGAIN'} end
 local there = redis.call('EXISTS', stream) == 1 and group_row(stream, group)
 if not there then return {'NOGROUP'} end
+if redis.call('HEXISTS', lease, 'forget') == 1 then return {'RESET'} end
 
 local function revive()
   -- An entry that is pending or was not delivered yet reaches the group anyhow.

@@ -9,9 +9,14 @@
 --#include lease
 --#include pending
 --#include rows
+--#include forgetting
 local lease, stream, retry, attempts = unpack(KEYS)
 local owner, epoch, group, from, size, crashed, running, suspicious = unpack(ARGV)
 if not holds(lease, owner, epoch) then return {0} end
+-- What whoever reset the group has not come to yet is forgotten, and not taken over.
+if redis.call('HEXISTS', lease, 'forget') == 1 and forget_page(lease, stream, group, 1000) then
+  return {1, '-', {}, 0, ''}
+end
 
 local function count_crash(id, consumer)
   local field = 'c:' .. id
