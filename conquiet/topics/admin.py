@@ -154,8 +154,7 @@ class Admin:
     async def _with_letters(self, topic: TopicLike) -> Topic:
         """The topic, once the letters that are still in the outboxes of its partitions have arrived."""
         found = await self._find(topic)
-        for group in await description.group_names(self._site, found):
-            await deadletter.collect(self._site, found, group)
+        await deadletter.collect(self._site, found, await description.group_names(self._site, found))
         return found
 
     async def _own(self, topic: str, what: str) -> Topic:

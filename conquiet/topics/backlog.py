@@ -19,6 +19,8 @@ from conquiet.wire.scripts import Script
 __all__ = ["PendingEntry", "PendingPage", "pending_page"]
 
 _PAGE: Final = Script.named("pending_page")
+_ROWS: Final = 500
+"""Rows that a script looks up before others get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,15 @@ async def _partition(
 ) -> list[PendingEntry]:
     stream = topic.stream(site.keys, partition)
     keys = [stream, site.keys.retry(stream, group), site.keys.attempts(stream, group)]
-    rows = await site.run(stream, _PAGE(keys, group, start, count))
-    return [_entry(partition, row) for row in rows]
+    found: list[PendingEntry] = []
+    while len(found) < count:
+        size = min(count - len(found), _ROWS)
+        rows = await site.run(stream, _PAGE(keys, group, start, size))
+        found += [_entry(partition, row) for row in rows]
+        if len(rows) < size:
+            break
+        start = f"({found[-1].id}"
+    return found
 
 
 def _entry(partition: int, row: Reply) -> PendingEntry:

@@ -11,6 +11,7 @@ from conquiet.errors import ConfigError
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import incarnation
 from conquiet.message import DATA
+from conquiet.topics.pace import Pace
 from conquiet.topics.registry import Topic
 from conquiet.topics.site import Site
 from conquiet.topics.stamps import entry_id, moment, place
@@ -150,12 +151,14 @@ async def forward(site: Site, topic: Topic, partition: int, group: str, most: in
         return 0
     # Read only after the claim: whoever forwarded before cannot append any more what is found now.
     await box.say("claim", "0-0")
-    left, moved = _LAST, 0
-    for chunk in _chunks(await box.read(most)):
-        if await box.say("", chunk[0][0], *_words(chunk)) < 0:
-            return moved
-        left, moved = _next(chunk[-1][0]), moved + len(chunk)
-        await site.link.call(box.key, pack("XDEL", box.key, *(id for id, _ in chunk)))
+    left, moved, pace = _LAST, 0, Pace(most)
+    while moved < most and (page := await box.read(min(pace.count, most - moved))):
+        pace.saw(page)
+        for chunk in _chunks(page):
+            if await box.say("", chunk[0][0], *_words(chunk)) < 0:
+                return moved
+            left, moved = _next(chunk[-1][0]), moved + len(chunk)
+            await site.link.call(box.key, pack("XDEL", box.key, *(id for id, _ in chunk)))
     await box.say("", left)
     return moved
 
@@ -194,12 +197,15 @@ class _Outbox:
         return cast("int", await self.site.run(keys.dead_letters(topic), call))
 
 
-async def collect(site: Site, topic: Topic, group: str) -> None:
-    """Forward what lies in the outboxes of a group now, whoever owns the partitions."""
+async def collect(site: Site, topic: Topic, groups: Sequence[str]) -> None:
+    """Forward what lies in the outboxes of some groups now, whoever owns the partitions."""
     for index, stream in enumerate(topic.streams(site.keys)):
-        outbox = site.keys.outbox(stream, group)
-        if await site.link.call(outbox, xlen(outbox)):
-            await forward(site, topic, index, group)
+        for start in range(0, len(groups), _PAGE):
+            page = groups[start : start + _PAGE]
+            asked = [xlen(site.keys.outbox(stream, group)) for group in page]
+            for group, waiting in zip(page, await site.link.call_many(stream, asked), strict=True):
+                if waiting:
+                    await forward(site, topic, index, group)
 
 
 def _words(chunk: Sequence[Entry]) -> Iterator[bytes | int]:
@@ -248,12 +254,14 @@ async def pages(
     site: Site, topic: Topic, start: str, end: str, group: str | None = None, size: int = _PAGE
 ) -> AsyncIterator[list[DeadLetter]]:
     """The dead letters from ``start`` to ``end``, of ``group`` if one is given, in pages that may be empty."""
-    key = site.keys.dead_letters(topic.name)
+    key, pace = site.keys.dead_letters(topic.name), Pace(size)
     while True:
-        found = entries_of(await site.link.call(key, pack("XRANGE", key, start, end, "COUNT", size)))
+        asked = pace.count
+        found = entries_of(await site.link.call(key, pack("XRANGE", key, start, end, "COUNT", asked)))
         yield [letter for letter in (_letter(topic, entry) for entry in found) if group in (None, letter.group)]
-        if len(found) < size:
+        if len(found) < asked:
             return
+        pace.saw(found)
         start = f"({found[-1][0].decode()}"
 
 

@@ -267,13 +267,13 @@ class Desk:
 
     def _took(self, step: Step, reply: Sequence[Reply]) -> None:
         part = step.partition
-        _, _, fresh, due, next_due, ghosts = reply
+        _, _, fresh, due, next_due, ghosts, more = reply
         now = self._site.clock.monotonic()
         part.due_at = now + next_due / 1000 if next_due >= 0 else None
         if ghosts:
             self._note_ghosts(part, ghosts)
         if step.fresh:
-            part.hot = len(fresh) >= step.fresh  # else there is no more for now
+            part.hot = bool(more) or len(fresh) >= step.fresh  # else there is no more for now
             part.cold_at = now
         if part.is_leaving:
             return  # it stays pending, and the next owner takes it over in order

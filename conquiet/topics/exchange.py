@@ -30,7 +30,11 @@ _BURY: Final = Script.named("bury")
 _SUSPECT: Final = Script.named("lease_suspect")
 _SUSPICIOUS: Final = 3
 """From how many crashes on an entry is handled alone."""
-_MOST_BURIED: Final = 100
+_MOST_PARKED: Final = 500
+_MOST_COPIED: Final = 100
+_MOST_BYTES: Final = 1 << 20
+"""What a script settles at most before others get their turn; of entries that it copies, so many bytes."""
+_MOST_ACKED: Final = 5_000
 
 Kind: TypeAlias = Literal["take", "takeover", "park", "requeue", "bury", "suspect"]
 _Failed: TypeAlias = list[tuple[Delivery, Outcome]]
@@ -88,6 +92,8 @@ class Exchanges:
     def take(self, partition: Partition, most: int, most_due: int) -> Step:
         """Acknowledge what is done, then take up to ``most`` new entries and ``most_due`` parked ones."""
         acks, partition.acks = partition.acks, []
+        if len(acks) > _MOST_ACKED:
+            acks, partition.acks = acks[:_MOST_ACKED], acks[_MOST_ACKED:]
         keys, stream = self._site.keys, partition.stream
         call = _TAKE(
             [
@@ -138,12 +144,11 @@ class Exchanges:
         parks = [pair for pair in failed if isinstance(pair[1], Park)]
         requeues = [pair for pair in failed if isinstance(pair[1], Requeue)]
         buries = [pair for pair in failed if isinstance(pair[1], Bury)]
-        if parks:
-            yield Step(partition, "park", self._park(partition, parks), failed=parks)
-        if requeues:
-            yield Step(partition, "requeue", self._requeue(partition, requeues), failed=requeues)
-        for start in range(0, len(buries), _MOST_BURIED):
-            chunk = buries[start : start + _MOST_BURIED]
+        for chunk in _chunks(parks, _MOST_PARKED, None):
+            yield Step(partition, "park", self._park(partition, chunk), failed=chunk)
+        for chunk in _chunks(requeues, _MOST_COPIED, _MOST_BYTES):
+            yield Step(partition, "requeue", self._requeue(partition, chunk), failed=chunk)
+        for chunk in _chunks(buries, _MOST_COPIED, _MOST_BYTES):
             yield Step(partition, "bury", self._bury(partition, chunk), failed=chunk)
 
     def _fence(self, partition: Partition) -> tuple[str, int]:
@@ -287,3 +292,16 @@ def _words(fields: Mapping[bytes, bytes]) -> list[bytes]:
     if not all(isinstance(word, bytes) for word in words):
         raise TypeError("transform must return names and values as bytes")
     return words
+
+
+def _chunks(failed: _Failed, most: int, most_bytes: int | None) -> Iterator[_Failed]:
+    """``failed`` in runs that do not hold the server up: by number, and by size where entries are copied."""
+    start = size = 0
+    for at, (delivery, _) in enumerate(failed):
+        length = 0 if most_bytes is None else sum(map(len, delivery._entry))
+        if at > start and (at - start >= most or (most_bytes is not None and size + length > most_bytes)):
+            yield failed[start:at]
+            start, size = at, 0
+        size += length
+    if start < len(failed):
+        yield failed[start:]

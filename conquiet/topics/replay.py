@@ -142,7 +142,8 @@ class _Run:
                 GroupLostError(f"letter {letter.id}: there is no group {letter.group!r} on {stream!r}")
             )
         elif status == b"GONE":
-            why = "a legacy stream cannot hold a copy for one group" if self.topic.legacy else "its letter has no fields"
+            is_legacy = self.topic.legacy
+            why = "a legacy stream cannot hold a copy for one group" if is_legacy else "its letter has no fields"
             self.refusals.append(ConfigError(f"letter {letter.id}: entry {letter.original_id} is gone, and {why}"))
         elif status == b"RESET":
             what = f"group {letter.group!r} is being reset: if nobody is at it any more, reset it again"

@@ -10,6 +10,7 @@ from typing import Final
 
 from conquiet.kit.patience import patiently
 from conquiet.kit.service import Background
+from conquiet.topics.pace import Pace
 from conquiet.topics.registry import Topic, id_order
 from conquiet.topics.site import Site
 from conquiet.wire.scripts import Script
@@ -61,7 +62,9 @@ async def _end(site: Site, stream: str) -> End:
 
 
 async def pages(site: Site, stream: str, since: str, until: str, count: int) -> AsyncIterator[list[Entry]]:
-    """The entries after ``since`` up to ``until``, in pages of up to ``count``; the next is fetched meanwhile.
+    """The entries after ``since`` up to ``until``, in pages of up to ``count``, and of some megabytes.
+
+    The next page is fetched meanwhile.
 
     A page whose answer was lost is asked for again, for about ten seconds.
     """
@@ -80,16 +83,19 @@ async def pages(site: Site, stream: str, since: str, until: str, count: int) -> 
 async def _fetch(
     site: Site, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
 ) -> None:
+    pace = Pace(count)
     try:
         while True:
-            command = pack("XRANGE", stream, f"({since}", until, "COUNT", count)
+            asked = pace.count
+            command = pack("XRANGE", stream, f"({since}", until, "COUNT", asked)
             page: list[Entry] = await patiently(site.clock, partial(site.link.call, stream, command))
             if page:
                 since = page[-1][0].decode()
                 await fetched.put(page)
-            if len(page) < count:
+            if len(page) < asked:
                 await fetched.put([])
                 return
+            pace.saw(page)
     except Exception as error:
         await fetched.put(error)
 

@@ -142,7 +142,13 @@ class Stage:
         names = [*self._names(held)[:4], keys.delayed(stream), keys.delayed_items(stream)]
         about = (held.owner, held.epoch, self.site.clock.offset_ms, held.group)
         reply = await self.site.run(stream, _TAKE(names, *about, count, count, "0-0", "", *acked))
-        return None if reply[0] == 0 else ([id.decode() for id, _ in reply[2]], [_due(row) for row in reply[3]])
+        if reply[0] == 0:
+            return None
+        fresh, due = [id.decode() for id, _ in reply[2]], [_due(row) for row in reply[3]]
+        while reply[6] and len(fresh) < count:  # they are large
+            reply = await self.site.run(stream, _TAKE(names, *about, count - len(fresh), 0, "0-0", ""))
+            fresh += [id.decode() for id, _ in reply[2]]
+        return fresh, due
 
     async def park(self, held: Held, *ids: str, delay: float = 60.0) -> None:
         about = (held.owner, held.epoch, self.site.clock.offset_ms, held.group)

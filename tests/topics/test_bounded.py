@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Final
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
+import msgspec
 import pytest
 
+from conquiet import Broker, Reject
 from conquiet.errors import QueueError
-from conquiet.topics import Broker, retention
+from conquiet.kit.clock import ManualClock
+from conquiet.message import Message
+from conquiet.topics import retention, scan
 from conquiet.topics.admin import Admin
-from conquiet.topics.registry import Topic
-from tests.rigs.monitoring import watched
+from conquiet.topics.registry import Registry, Topic
+from conquiet.topics.site import Site
+from conquiet.wire.address import Address
+from conquiet.wire.keys import Keys
+from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script
+from conquiet.wire.streams import pack
+from tests.rigs.monitoring import watched
+from tests.rigs.proxy import Proxy
 from tests.topics.consuming import Recorder, finished, impatient
 from tests.topics.staging import Held, Stage
 
@@ -81,9 +93,12 @@ async def test_who_takes_a_partition_whose_reset_was_not_completed_completes_it(
     await begin_reset(stage, topic, "0-0" if to == "earliest" else "$")
     [more] = await stage.add(topic, 1, 0, b'"new"')
     seen = Recorder()
-    async with Broker(url, namespace=stage.site.keys.namespace, clock=stage.site.clock) as broker:
-        async with broker.subscribe("orders", group="billing", handler=seen, options=impatient(max_inflight=1000)):
-            await finished(broker, "orders", "billing")
+    options = impatient(max_inflight=1000)
+    async with (
+        Broker(url, namespace=stage.site.keys.namespace, clock=stage.site.clock) as broker,
+        broker.subscribe("orders", group="billing", handler=seen, options=options),
+    ):
+        await finished(broker, "orders", "billing")
     assert [message.id for message in seen.messages] == (await stage.ids(topic) if to == "earliest" else [more])
 
 
@@ -117,9 +132,11 @@ async def test_who_subscribes_after_a_deletion_that_was_not_completed_begins_ane
     await begin_deletion(stage, topic)
     stage.site.clock.advance(0.01)  # type: ignore[attr-defined]
     seen = Recorder()
-    async with Broker(url, namespace=stage.site.keys.namespace, clock=stage.site.clock) as broker:
-        async with broker.subscribe("orders", group="billing", handler=seen, options=impatient()):
-            await finished(broker, "orders", "billing")
+    async with (
+        Broker(url, namespace=stage.site.keys.namespace, clock=stage.site.clock) as broker,
+        broker.subscribe("orders", group="billing", handler=seen, options=impatient()),
+    ):
+        await finished(broker, "orders", "billing")
     assert [message.id for message in seen.messages] == await stage.ids(topic)
 
 
@@ -146,3 +163,132 @@ async def test_nothing_is_replayed_into_a_group_that_is_being_reset(stage: Stage
     await admin.reset_group("orders", "billing", "latest")
     assert await admin.replay("orders") == 1
     assert len(await stage.call(stream, "XPENDING", stream, "billing", "-", "+", 10)) == 1
+
+
+# --- messages that are large ----------------------------------------------------------------------------------
+
+LARGE: Final = b'"%s"' % (b"x" * 1_000_000)
+SCRIPT_LIMIT: Final = 6 << 20
+LIMIT: Final = 18 << 20
+"""Bytes that one answer may have, of a script and of a plain command; there are more than that of each."""
+
+
+class Sizes(Proxy):
+    """Notes how large the answers are."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(upstream)
+        self.most = 0
+
+    async def _may_return(self, command: bytes, reply: bytes) -> bool:
+        self.most = max(self.most, len(reply))
+        return await super()._may_return(command, reply)
+
+
+@pytest.fixture
+async def sizes(url: str) -> AsyncIterator[Sizes]:
+    async with Sizes(url) as sizes:
+        yield sizes
+
+
+@pytest.fixture
+async def narrow(sizes: Sizes, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
+    """As ``stage``, through what notes the sizes."""
+    link = Link(Address.of(sizes.url))
+    site = Site(link, keys, clock)
+    yield Stage(site, Registry(site))
+    await link.aclose()
+
+
+@pytest.mark.parametrize("way", ["new", "new up to a limit", "due", "taken over"])
+async def test_one_call_takes_no_more_than_some_megabytes(stage: Stage, narrow: Stage, sizes: Sizes, way: str) -> None:
+    """All of them are taken, in order, by as many calls as it needs."""
+    topic = await stage.topic()
+    held = await stage.acquire(topic, "billing")
+    ids = await stage.add(topic, 20, 0, LARGE)
+    if way in ("due", "taken over"):
+        await stage.read(topic, "billing", 100)
+        if way == "due":
+            await stage.park(held, *ids, delay=0.0)
+    exchange = Script.named("takeover" if way == "taken over" else "take")
+    stream, keys, got, page = stage.stream(topic), stage.site.keys, list[str](), "-"
+    lease, retry, attempts, _ = keys.of_group(stream, "billing")
+    for _ in range(20):
+        fence, limit = (held.owner, held.epoch), ids[-1] if way.endswith("limit") else ""
+        names, last = [lease, stream, retry, attempts], got[-1] if got else "0-0"
+        if way == "taken over":
+            reply = await narrow.site.run(stream, exchange(names, *fence, "billing", page, 100, "", "", 3))
+            page, rows, more = reply[1].decode(), reply[2], reply[1]
+        else:
+            names += [keys.delayed(stream), keys.delayed_items(stream)]
+            call = exchange(names, *fence, narrow.site.clock.offset_ms, "billing", 100, 100, last, limit)
+            reply = await narrow.site.run(stream, call)
+            rows, more = [*reply[2], *reply[3]], reply[6] or reply[4] == 0
+        got += [row[0].decode() for row in rows]
+        if not more:
+            break
+    assert got == ids
+    assert 0 < sizes.most <= SCRIPT_LIMIT
+
+
+async def test_delayed_messages_that_are_large_are_moved_step_by_step(stage: Stage) -> None:
+    topic = await stage.topic()
+    held = await stage.acquire(topic, "billing")
+    stream, keys = stage.stream(topic), stage.site.keys
+    delayed, items = keys.delayed(stream), keys.delayed_items(stream)
+    for number in range(12):
+        await stage.call(items, "HSET", items, f"i{number:02}", msgspec.msgpack.encode(["payload", LARGE.decode()]))
+        await stage.call(delayed, "ZADD", delayed, 1, f"i{number:02}")
+    await stage.take(held, 0)
+    assert 0 < await stage.call(stream, "XLEN", stream) < 12
+    for _ in range(12):
+        await stage.take(held, 0)
+    assert await stage.call(stream, "XLEN", stream) == 12
+    assert await stage.call(delayed, "EXISTS", delayed, items) == 0
+
+
+async def test_large_messages_are_read_counted_and_buried_step_by_step(
+    narrow: Stage, stage: Stage, sizes: Sizes, keys: Keys, clock: ManualClock, url: str
+) -> None:
+    topic = await stage.topic()
+    await stage.add(topic, 30, 0, LARGE)
+    stream = stage.stream(topic)
+    assert [len(page) > 0 async for page in scan.pages(narrow.site, stream, "0-0", "+", 1000)].count(False) == 0
+    async with Broker(sizes.url, namespace=keys.namespace, clock=clock) as broker:
+
+        async def fail(message: Message) -> None:
+            raise Reject("no")
+
+        async with broker.subscribe("orders", group="billing", handler=fail, options=impatient()):
+            await finished(broker, "orders", "billing")
+        assert len(await broker.admin.dead_letters("orders", 100)) == 30
+        assert await broker.admin.replay("orders") == 30
+    assert 0 < sizes.most <= LIMIT
+    assert await scan.count_after(stage.site, stream, "0-0", "+", 100) == (30, "+")
+
+
+# --- a million of anything else -----------------------------------------------------------------------------
+
+
+async def test_pending_pages_of_any_size_are_looked_up_in_steps(stage: Stage, admin: Admin, url: str) -> None:
+    await left(stage)
+    async with watched(url) as work:
+        page = await admin.pending("orders", "billing", 10 * MANY)
+    assert len(page.entries) == MANY
+    assert work.most <= 10 * PAGE  # three short commands an entry, for five hundred of them
+
+
+@pytest.mark.parametrize("limit", [{"dead_letter_max_len": 50}, {"dead_letter_max_age": 60.0}])
+async def test_dead_letters_beyond_a_limit_that_was_lowered_go_step_by_step(
+    stage: Stage, clock: ManualClock, limit: dict[str, Any]
+) -> None:
+    topic = await stage.topic(**limit)
+    letters = stage.site.keys.dead_letters("orders")
+    await stage.site.link.call_many(letters, [pack("XADD", letters, "*", "a", "b")] * MANY)
+    clock.advance(120.0)
+    lengths = [MANY]
+    for _ in range(5):
+        await stage.dead(topic, "billing", 1)
+        lengths.append(await stage.call(letters, "XLEN", letters))
+    assert max(before - after for before, after in itertools.pairwise(lengths)) <= 1_100
+    assert lengths[-1] == (50 if "dead_letter_max_len" in limit else 0)

@@ -47,7 +47,12 @@ while at <= #ARGV do
 end
 remember()
 if appended == 0 then return 0 end
-if tonumber(most) >= 0 then redis.call('XTRIM', letters, 'MAXLEN', most) end
+
+-- Up to a thousand at a time, in whole nodes; what is left then is less than a node, and goes one by one.
+local function trim(by, limit)
+  if redis.call('XTRIM', letters, by, '~', limit, 'LIMIT', 1000) < 900 then redis.call('XTRIM', letters, by, limit) end
+end
+if tonumber(most) >= 0 then trim('MAXLEN', most) end
 local since = now_ms(offset) - tonumber(age)
-if tonumber(age) >= 0 and since > 0 then redis.call('XTRIM', letters, 'MINID', string.format('%.0f', since)) end
+if tonumber(age) >= 0 and since > 0 then trim('MINID', string.format('%.0f', since)) end
 return appended

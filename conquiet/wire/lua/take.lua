@@ -3,10 +3,11 @@
 -- ARGV   owner, epoch, offset ms, group, most new entries, most due entries, last ID taken, ID up to which new entries
 --        are taken or '', IDs to acknowledge...
 -- RETURNS {0} lost | {1, acknowledged, new entries, due entries {id, fields, record, crashes}, ms until the next is
---         due or -1, ghosts (parked IDs whose entry is gone)}
+--         due or -1, ghosts (parked IDs whose entry is gone), 1 if new entries were left because they are large | 0}
 --#include clock
 --#include lease
 --#include pending
+--#include bytes
 local lease, stream, retry, attempts, delayed, items = unpack(KEYS)
 local owner, epoch, offset, group, most, most_due, last, limit = unpack(ARGV, 1, 8)
 if not holds(lease, owner, epoch) then return {0} end
@@ -47,8 +48,11 @@ end
 
 local wait = head_of(delayed)
 if wait and wait <= 0 then
+  local moved = 0
   for _, item in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, 100)) do
+    if moved >= most_bytes then break end
     local packed = redis.call('HGET', items, item)
+    moved = moved + #(packed or '')
     local words = packed and cmsgpack.unpack(packed)
     -- Of one that no script can append, its last words are: they name the entry that it is a copy of.
     if words then redis.call('XADD', stream, '*', unpack(words, is_copyable(words) and 1 or #words - 5)) end
@@ -59,12 +63,14 @@ if wait and wait <= 0 then
 end
 note(wait)
 
-local due, ghosts = {}, 0
+local due, ghosts, bytes = {}, 0, 0
 wait = head_of(retry)
 if wait and wait <= 0 and tonumber(most_due) > 0 then
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', retry, '-inf', now, 'LIMIT', 0, most_due)) do
+    if bytes >= most_bytes then break end
     redis.call('ZREM', retry, id)
     local fields = fields_of(stream, id)
+    bytes = bytes + size_of(fields or {})
     if not fields then
       ghosts = ghosts + settle(stream, group, attempts, id)
     elseif #redis.call('XCLAIM', stream, group, owner, 0, id, 'JUSTID') > 0 then
@@ -77,9 +83,18 @@ if wait and wait <= 0 and tonumber(most_due) > 0 then
 end
 note(wait)
 
-if limit ~= '' and tonumber(most) > 0 then
-  most = #redis.call('XRANGE', stream, '(' .. last, limit, 'COUNT', most)
+local fresh, open = {}, tonumber(most)
+while open > 0 and bytes < most_bytes do
+  local size = next_page(#fresh == 0, open)
+  if limit ~= '' then size = #redis.call('XRANGE', stream, '(' .. last, limit, 'COUNT', size) end
+  local page = size > 0 and redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', size, 'STREAMS', stream, '>')
+  page = page and page[1][2] or {}
+  for at = 1, #page do
+    fresh[#fresh + 1] = page[at]
+    bytes = bytes + size_of(page[at][2])
+  end
+  -- A page that is not full is the last.
+  open = #page > 0 and #page == size and open - #page or 0
+  last = #page > 0 and page[#page][1] or last
 end
-local fresh = tonumber(most) > 0 and
-  redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', most, 'STREAMS', stream, '>')
-return {1, acknowledged, fresh and fresh[1][2] or {}, due, next_due, ghosts}
+return {1, acknowledged, fresh, due, next_due, ghosts, open > 0 and 1 or 0}

@@ -9,6 +9,7 @@
 --#include lease
 --#include pending
 --#include rows
+--#include bytes
 --#include forgetting
 local lease, stream, retry, attempts = unpack(KEYS)
 local owner, epoch, group, from, size, crashed, running, suspicious = unpack(ARGV)
@@ -28,10 +29,15 @@ local function count_crash(id, consumer)
 end
 
 local page = redis.call('XPENDING', stream, group, from, '+', size)
-local taken, ghosts = {}, 0
-for _, entry in ipairs(page) do
+local taken, ghosts, bytes, following = {}, 0, 0, #page == tonumber(size) and '(' .. page[#page][1]
+for at, entry in ipairs(page) do
   local id, consumer = entry[1], entry[2]
+  if bytes >= most_bytes then
+    following = '(' .. page[at - 1][1]
+    break
+  end
   local fields = fields_of(stream, id)
+  bytes = bytes + size_of(fields or {})
   if not fields then
     redis.call('ZREM', retry, id)
     ghosts = ghosts + settle(stream, group, attempts, id)
@@ -44,9 +50,7 @@ for _, entry in ipairs(page) do
     }
   end
 end
-if #page == tonumber(size) then
-  return {1, '(' .. page[#page][1], taken, ghosts, ''}
-end
+if following then return {1, following, taken, ghosts, ''} end
 
 redis.call('HDEL', lease, 'crashed', 'suspect')
 -- The last page: names without pending entries are of owners that are gone.
