@@ -78,6 +78,36 @@ async def test_what_has_left_the_window_leaves_nothing_behind(
     assert await ask(url, "ZRANGE", keys.dedup(stream), 0, -1) == ["new"]
 
 
+@pytest.mark.parametrize("delay", [None, 60.0])
+async def test_an_id_that_has_left_the_window_is_no_repetition_though_it_is_still_there(
+    url: str, keys: Keys, clock: ManualClock, delay: float | None
+) -> None:
+    """Only some are cleared away at a time. Else a later send, meant as such, would be swallowed."""
+    async with Broker(url, namespace=keys.namespace, clock=clock) as broker:
+        await broker.create_topic(ORDERS)
+        await broker.send_batch(ORDERS, [Outgoing(n, message_id=f"m{n}") for n in range(250)])
+        clock.advance(601)
+        ids = [await broker.send(ORDERS, n, message_id=f"m{n}", delay=delay) for n in (249, 0, 130)]
+        stream = keys.partition(ORDERS, 0)
+        assert await ask(url, "XLEN", stream) == (250 if delay else 253)
+        assert await ask(url, "ZCARD", keys.delayed(stream)) == (3 if delay else 0)
+        assert [await broker.send(ORDERS, n, message_id=f"m{n}") for n in (249, 0, 130)] == ids
+
+
+async def test_what_is_remembered_runs_out_when_nothing_more_is_sent(url: str, keys: Keys, broker: Broker) -> None:
+    stream = keys.partition(ORDERS, 0)
+    both = (keys.dedup(stream), keys.dedup_ids(stream))
+    for _ in range(2):
+        await broker.send(ORDERS, 1, message_id="m")
+        assert all([600_000 <= await ask(url, "PTTL", key) <= 1_200_000 for key in both])
+    await ask(url, "PEXPIRE", both[0], 599_000)
+    await broker.send(ORDERS, 1, message_id="n")
+    assert all([1_100_000 < await ask(url, "PTTL", key) <= 1_200_000 for key in both])
+    await ask(url, "PERSIST", both[0])  # as an earlier version left it
+    await broker.send(ORDERS, 1, message_id="o")
+    assert await ask(url, "PTTL", both[0]) > 0
+
+
 async def test_within_a_batch_too(broker: Broker, url: str, keys: Keys) -> None:
     ids = await broker.send_batch(ORDERS, [Outgoing(n, message_id=f"m{n % 2}") for n in range(4)])
     assert ids[:2] == ids[2:]

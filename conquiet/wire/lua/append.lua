@@ -37,6 +37,6 @@ if limit >= 0 and full == 'drop' then
   end
 end
 if message ~= '' then
-  note_message(dedup, ids, message, id, now, size)
+  note_message(dedup, ids, message, id, now, window, size)
 end
 return {'OK', id, dropped}

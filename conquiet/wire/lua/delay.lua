@@ -10,7 +10,7 @@ local now = now_ms(offset)
 if message ~= '' then
   local first = seen_message(dedup, ids, message, now, window)
   if first then return {'AGAIN', first} end
-  note_message(dedup, ids, message, item, now, size)
+  note_message(dedup, ids, message, item, now, window, size)
 end
 redis.call('HSET', items, item, cmsgpack.pack({unpack(ARGV, 7)}))
 redis.call('ZADD', delayed, now + tonumber(delay), item)
