@@ -191,7 +191,8 @@ class Desk:
         if not answer[0]:
             self._fenced(step)
             return
-        part.failures = 0
+        if not part.failed:  # else something was refused, and is asked for again more and more rarely
+            part.failures = 0
         if step.kind == "take":
             self._acknowledged(step, answer[1], seconds)
             self._took(step, answer)

@@ -237,6 +237,11 @@ class Partition:
         return self.is_draining or self.lease.lost
 
     @property
+    def unwritten(self) -> int:
+        """How many failures wait to be written that are not held any more: they take up room as long as they do."""
+        return 0 if self.blocks else len(self.failed)
+
+    @property
     def has_settlements(self) -> bool:
         """Whether something waits to be written."""
         return bool(self.acks or self.failed)

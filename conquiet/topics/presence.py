@@ -56,7 +56,8 @@ async def found_group(site: Site, registry: Registry, topic: Topic, group: str, 
     The first partition comes last: as long as the group is not there it is new, also to whoever does the same.
     """
     key, first = site.keys.groups(topic.name), topic.stream(site.keys, 0)
-    await site.link.call(key, pack("SADD", key, group))
+    if not await site.link.call(key, pack("SISMEMBER", key, group)):
+        await site.link.call(key, pack("SADD", key, group))
     [groups] = await site.link.call_many(first, (streams.xinfo_groups(first),))
     is_new = isinstance(groups, Exception) or streams.group_named(groups, group) is None
     place = start if is_new else _NEVER
@@ -79,10 +80,17 @@ async def _create(site: Site, stream: str, group: str, start: str) -> Exception 
     [reply] = await site.link.call_many(stream, (streams.xgroup_create(stream, group, start),))
     if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
         return None
+    if await _is_there(site, stream, group):  # a server whose memory is full refuses to make even what is there
+        return None
     if not str(reply).startswith("WRONGTYPE"):
         site.link.refuse(stream, reply)
     _log.error("group %r cannot be created on %r: %s", group, stream, reply)
     return reply
+
+
+async def _is_there(site: Site, stream: str, group: str) -> bool:
+    [groups] = await site.link.call_many(stream, (streams.xinfo_groups(stream),))
+    return not isinstance(groups, Exception) and streams.group_named(groups, group) is not None
 
 
 # --- adding partitions ------------------------------------------------------------------------------------

@@ -180,7 +180,9 @@ class Reading:
     def _room(self) -> int:
         # What other nodes were asked for counts too: it may be on its way.
         parts = self._desk.partitions.values()
-        return self._options.max_inflight - sum(len(part.held) + part.sending + part.asking for part in parts)
+        return self._options.max_inflight - sum(
+            len(part.held) + part.unwritten + part.sending + part.asking for part in parts
+        )
 
     def _plan(self, reader: _Reader, parts: Sequence[Partition]) -> list[Step]:
         """What to take, and what to settle along with it; nothing if there is nothing to take."""

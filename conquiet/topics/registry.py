@@ -201,9 +201,12 @@ class Registry:
         if self._registered.get(topic.name) == topic.partitions:
             return
         keys = self._site.keys
-        await self._site.link.call(keys.registry, pack("SADD", keys.registry, topic.name))
-        key = keys.partitions(topic.name)
-        await self._site.link.call(key, pack("SADD", key, *topic.streams(keys)))
+        link, key = self._site.link, keys.partitions(topic.name)
+        # Asked first: a server whose memory is full refuses to list again what is listed.
+        if not await link.call(keys.registry, pack("SISMEMBER", keys.registry, topic.name)):
+            await link.call(keys.registry, pack("SADD", keys.registry, topic.name))
+        if await link.call(key, pack("SCARD", key)) != topic.partitions:
+            await link.call(key, pack("SADD", key, *topic.streams(keys)))
         self._registered.keep(topic.name, topic.partitions)
 
     def _topic(self, topic: str, meta: list[bytes], now: int, asked: float) -> Topic:

@@ -173,7 +173,9 @@ async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool
     keys, listed = site.keys, site.keys.partitions(topic.name)
     streams = [keys.partition(topic.name, index) for index in range(max(topic.partitions, topic.next_count or 0))]
     # From here on this list and the registry know what is left to do.
-    await site.link.call(listed, pack("SADD", listed, *streams))
+    unlisted = set(streams).difference(key.decode() for key in await site.link.call(listed, pack("SMEMBERS", listed)))
+    if unlisted:  # else there is nothing that a full memory could refuse
+        await site.link.call(listed, pack("SADD", listed, *sorted(unlisted)))
     # Members that live have to find out why there is no meta: before it goes, and when it has gone.
     await _drop_members(site, topic.name, groups)
     await _unlink(site, [keys.meta(topic.name)])

@@ -108,7 +108,8 @@ class Stage:
             keys.members_info(topic.name, group),
             keys.generation(topic.name, group),
         ]
-        await self.call(keys.groups(topic.name), "SADD", keys.groups(topic.name), group)
+        if not await self.call(keys.groups(topic.name), "SISMEMBER", keys.groups(topic.name), group):
+            await self.call(keys.groups(topic.name), "SADD", keys.groups(topic.name), group)
         beat = _BEAT(names, member, about, round(TTL * 1000), self.site.clock.offset_ms)
         return int((await self.site.run(names[0], beat))[0])
 

@@ -691,6 +691,28 @@ async def test_a_deleted_topic_leaves_nothing(stage: Stage, admin: Admin, clock:
     assert (await admin.describe_topic("orders")).length == 0
 
 
+@pytest.mark.any_server
+async def test_a_topic_that_is_made_again_and_grows_has_its_groups_on_every_partition(
+    stage: Stage, admin: Admin, clock: ManualClock
+) -> None:
+    """What the leases remember of the topic before says nothing of its groups."""
+    await stage.topic(partitions=4)
+    for partition in range(4):
+        await stage.acquire(Topic("orders", 4), "billing", partition)
+    clock.advance(16)
+    await admin.delete_group("orders", "billing")
+    await hurried(clock, admin.delete_topic("orders"))
+    topic = await stage.topic(partitions=2)
+    await stage.join(topic, "billing")
+    for partition in range(2):
+        await stage.create_group(topic, "billing", partition=partition)
+        await stage.add(topic, 1, partition)
+    await hurried(clock, admin.grow("orders", 4))
+    for partition in range(4):
+        stream = stage.stream(topic, partition)
+        assert len(await stage.call(stream, "XINFO", "GROUPS", stream)) == 1
+
+
 async def test_a_topic_with_live_members_is_only_deleted_by_force(
     stage: Stage, admin: Admin, clock: ManualClock
 ) -> None:

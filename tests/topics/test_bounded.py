@@ -22,6 +22,7 @@ from conquiet.wire.keys import Keys
 from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack
+from tests.rigs.asking import ask
 from tests.rigs.monitoring import watched
 from tests.rigs.proxy import Proxy
 from tests.topics.consuming import Recorder, finished, impatient
@@ -292,3 +293,23 @@ async def test_dead_letters_beyond_a_limit_that_was_lowered_go_step_by_step(
         lengths.append(await stage.call(letters, "XLEN", letters))
     assert max(before - after for before, after in itertools.pairwise(lengths)) <= 1_100
     assert lengths[-1] == (50 if "dead_letter_max_len" in limit else 0)
+
+
+@pytest.mark.parametrize("on_full", ["drop", "grow"])
+async def test_large_messages_are_removed_step_by_step_and_all_of_them(stage: Stage, url: str, on_full: str) -> None:
+    """What is dropped is read, to tell whether somebody misses it; what is finished need not be."""
+    topic = await stage.topic(max_len=2, on_full=on_full)
+    await stage.create_group(topic, "billing")
+    await stage.add(topic, 40, 0, LARGE)
+    if on_full == "grow":
+        await stage.ack(topic, "billing", *await stage.read(topic, "billing", 40))
+    before = await commands(url, "xrange")
+    assert (await retention.trim(stage.site, topic, 0)).removed == 38
+    assert await commands(url, "xrange") - before <= 12
+    assert len(await stage.ids(topic)) == 2
+
+
+async def commands(url: str, name: str) -> int:
+    """How often the server was told a command."""
+    about = await ask(url, "INFO", "commandstats")
+    return int(about.get(f"cmdstat_{name}", {"calls": 0})["calls"])

@@ -15,10 +15,17 @@ local by_id = place == ''
 -- What one call clears away at most, beside the room for its own rows. A limit that was lowered is reached step by step.
 local room = 500
 
-if forget ~= '' then redis.call('PEXPIRE', before, forget) end
+-- Only after something was appended: else it would be the first write, and rows would go on into a full memory.
+local function forget_before()
+  if forget ~= '' then redis.call('PEXPIRE', before, forget) end
+end
+
 if not by_id then
   local known = redis.call('HGET', written, place)
-  if known == digest then return {'AGAIN', 0, 0} end
+  if known == digest then
+    forget_before()
+    return {'AGAIN', 0, 0}
+  end
   if known then status = 'DIFFERS' end
 end
 
@@ -93,4 +100,5 @@ else
   redis.call('HSET', written, place, digest)
 end
 redis.call('PEXPIRE', written, keep)
+forget_before()
 return {status, count, dropped}

@@ -45,16 +45,20 @@ local function safe_bound(stream, ignored)
   return bound
 end
 
--- The IDs of the oldest entries, those before `bound` if there is one; in small pages, since the entries come along.
+-- The IDs of the oldest entries, those before `bound` if there is one. In small pages, since the entries come along, and
+-- fewer than asked for if they are large: then the second value is true.
 local function oldest_ids(stream, bound, most)
-  local ids, from, to = {}, '-', bound and '(' .. bound or '+'
-  while #ids < most do
-    local page = redis.call('XRANGE', stream, from, to, 'COUNT', math.min(most - #ids, 50))
-    if #page == 0 then break end
-    for _, entry in ipairs(page) do ids[#ids + 1] = entry[1] end
+  local ids, from, to, bytes = {}, '-', bound and '(' .. bound or '+', 0
+  while #ids < most and bytes < 8388608 do
+    local page = redis.call('XRANGE', stream, from, to, 'COUNT', math.min(most - #ids, #ids == 0 and 4 or 24))
+    if #page == 0 then return ids, false end
+    for _, entry in ipairs(page) do
+      ids[#ids + 1] = entry[1]
+      for _, word in ipairs(entry[2]) do bytes = bytes + #word end
+    end
     from = '(' .. ids[#ids]
   end
-  return ids
+  return ids, #ids < most
 end
 
 -- How many of the entries (in order) some group has not finished.
@@ -87,14 +91,15 @@ local function note_removed(trim, below, now, finished)
   if finished > 0 then redis.call('HINCRBY', trim, 'removed', finished) end
 end
 
--- Removes the oldest entries: those before `bound`, or with no bound any, of which the unfinished are counted.
+-- Removes the oldest entries: those before `bound`, or with no bound any, of which the unfinished are counted. How many,
+-- how many of them were unfinished, and whether there may be more that only another call removes.
 local function remove_oldest(stream, trim, most, bound, now, ignored)
-  local ids = oldest_ids(stream, bound, most)
-  if #ids == 0 then return 0, 0 end
+  local ids, more = oldest_ids(stream, bound, most)
+  if #ids == 0 then return 0, 0, false end
   local dropped = bound and 0 or unfinished(stream, ids, ignored)
   local below = id_after(ids[#ids])
   redis.call('XTRIM', stream, 'MINID', below)
   if dropped > 0 then redis.call('HINCRBY', trim, 'dropped', dropped) end
   note_removed(trim, below, now, next(ignored) and 0 or #ids - dropped)
-  return #ids, dropped
+  return #ids, dropped, more
 end

@@ -6,9 +6,11 @@
 --        have left the outbox, then for each letter: its ID in the outbox, number of words, these words...
 -- RETURNS letters appended | -1 another claim came in between
 --#include clock
+--#include full_memory
 --#include rows
 --#include bound
 local letters, forwarded = KEYS[1], KEYS[2]
+go_on_when_full(forwarded)
 local offset, outbox, claim, claiming, most, age, left = unpack(ARGV, 1, 7)
 local holder, rest = string.match(redis.call('HGET', forwarded, outbox) or '', '^(%S+)(.*)$')
 if claiming ~= '' then

@@ -10,7 +10,9 @@
 --#include forgetting
 local lease, stream, retry, attempts, outbox, trim = unpack(KEYS)
 local offset, group, size = unpack(ARGV)
-retire(lease, now_ms(offset))
+local now = now_ms(offset)
+retire(lease, now)
+redis.call('HSET', lease, 'deleted_ms', string.format('%.0f', now))
 local waiting = redis.call('XLEN', outbox)
 if waiting > 0 then return {waiting, 0} end
 if redis.call('EXISTS', stream) == 1 and group_row(stream, group) then

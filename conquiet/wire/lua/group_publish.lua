@@ -3,6 +3,7 @@
 -- ARGV   offset ms, group, ID up to which all is done, entries appended up to there or ''
 -- RETURNS 'OK' | 'LOST' there is no such group, or it is no Spark query's | 'BUSY' somebody consumes with it
 --#include clock
+--#include full_memory
 --#include rows
 --#include position
 local lease, stream = unpack(KEYS)
@@ -11,6 +12,7 @@ if redis.call('HEXISTS', lease, 'spark') == 0 or redis.call('EXISTS', stream) ==
 local there = group_row(stream, group)
 if not there then return 'LOST' end
 if there['consumers'] + there['pending'] > 0 then return 'BUSY' end
+go_on_when_full(lease)
 put_after(stream, there, id, entries)
 redis.call('HSET', lease, 'until_ms', string.format('%.0f', now_ms(offset)))
 return 'OK'

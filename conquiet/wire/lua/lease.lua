@@ -39,11 +39,10 @@ local function release(lease)
   redis.call('HSET', lease, 'owner', '')
 end
 
--- Ends it with its group: the owner is fenced off, and members of before are refused. Only the epoch and the time of
--- the deletion stay, for a day.
+-- Ends it with its group or topic: the owner is fenced off. Only the epoch stays, for a day.
 local function retire(lease, now)
   redis.call('HDEL', lease, 'owner', 'until_ms', 'running', 'crashed', 'suspect', 'resume', 'resets', 'spark')
+  redis.call('HDEL', lease, 'deleted_ms')
   next_epoch(lease, now)
-  redis.call('HSET', lease, 'deleted_ms', string.format('%.0f', now))
   redis.call('PEXPIRE', lease, 86400000)
 end

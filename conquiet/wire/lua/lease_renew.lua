@@ -4,8 +4,10 @@
 -- RETURNS 1 renewed | 0 lost to another owner or released | -1 there is no such lease
 --#include clock
 --#include lease
+--#include full_memory
 if not holds(KEYS[1], ARGV[1], ARGV[2]) then
   return redis.call('EXISTS', KEYS[1]) - 1
 end
+go_on_when_full(KEYS[1])
 redis.call('HSET', KEYS[1], 'until_ms', now_ms(ARGV[4]) + tonumber(ARGV[3]))
 return 1

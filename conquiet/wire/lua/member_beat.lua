@@ -3,10 +3,12 @@
 -- ARGV   member, its info, ttl ms, offset ms
 -- RETURNS {server ms, generation, member, info, member, info...}
 --#include clock
+--#include full_memory
 local members, info, generation = unpack(KEYS)
 local member, about, ttl, offset = unpack(ARGV)
 local now = now_ms(offset)
 local changed = not redis.call('ZSCORE', members, member)
+go_on_when_full(members)
 redis.call('ZADD', members, now, member)
 redis.call('HSET', info, member, about)
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', '(' .. string.format('%.0f', now - tonumber(ttl)))) do

@@ -2,6 +2,8 @@
 -- KEYS   members, generation
 -- ARGV   none
 -- RETURNS 1 asked | 0 nobody there
+--#include full_memory
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+go_on_when_full(KEYS[1])
 redis.call('INCR', KEYS[2])
 return 1

@@ -7,6 +7,7 @@
 --         {'SPARK'} it is a Spark query's, and nobody can consume with it
 --#include clock
 --#include lease
+--#include full_memory
 --#include rows
 local lease, stream = KEYS[1], KEYS[2]
 local owner, ttl, offset, group, start, since, known, lost = unpack(ARGV)
@@ -17,6 +18,7 @@ if spark then return {'SPARK'} end
 local other, left = held_by_other(lease, owner, now)
 if other then return {'HELD', other, left} end
 
+go_on_when_full(lease)
 local exists = redis.call('EXISTS', stream) == 1
 local there = exists and group_row(stream, group)
 if not there then

@@ -4,10 +4,12 @@
 -- ARGV   owner, epoch, group
 -- RETURNS 1 released | 0 lost before
 --#include lease
+--#include full_memory
 --#include rows
 local lease, stream = KEYS[1], KEYS[2]
 local owner, epoch, group = unpack(ARGV)
 if not holds(lease, owner, epoch) then return 0 end
+go_on_when_full(lease)
 release(lease)
 redis.call('HDEL', lease, 'running')
 if redis.call('EXISTS', stream) == 1 and group_row(stream, group) then

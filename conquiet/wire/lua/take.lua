@@ -6,6 +6,7 @@
 --         due or -1, ghosts (parked IDs whose entry is gone), 1 if new entries were left because they are large | 0}
 --#include clock
 --#include lease
+--#include full_memory
 --#include pending
 --#include bytes
 local lease, stream, retry, attempts, delayed, items = unpack(KEYS)
@@ -49,6 +50,7 @@ end
 local wait = head_of(delayed)
 if wait and wait <= 0 then
   local moved = 0
+  go_on_when_full(lease)
   for _, item in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, 100)) do
     if moved >= most_bytes then break end
     local packed = redis.call('HGET', items, item)

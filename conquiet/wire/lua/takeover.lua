@@ -7,6 +7,7 @@
 -- RETURNS {0} lost | {1, where the next page begins or '', entries {id, fields, parked until ms or '', record,
 --         crashes, '1' if it was another's}, ghosts, last delivered ID of the group on the last page}
 --#include lease
+--#include full_memory
 --#include pending
 --#include rows
 --#include bytes
@@ -14,6 +15,7 @@
 local lease, stream, retry, attempts = unpack(KEYS)
 local owner, epoch, group, from, size, crashed, running, suspicious = unpack(ARGV)
 if not holds(lease, owner, epoch) then return {0} end
+go_on_when_full(lease)
 -- What whoever reset the group has not come to yet is forgotten, and not taken over.
 if redis.call('HEXISTS', lease, 'forget') == 1 and forget_page(lease, stream, group, 1000) then
   return {1, '-', {}, 0, ''}

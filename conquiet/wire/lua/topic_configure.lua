@@ -3,6 +3,8 @@
 -- ARGV   offset ms, policies
 -- RETURNS 1 changed | 0 there is no such topic
 --#include clock
+--#include full_memory
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+go_on_when_full(KEYS[1]) -- it may be told to keep less
 redis.call('HSET', KEYS[1], 'policies', ARGV[2], 'updatedAt', string.format('%.0f', now_ms(ARGV[1])))
 return 1

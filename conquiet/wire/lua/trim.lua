@@ -5,6 +5,7 @@
 --        size of a run, then each group that has a lease among the keys
 -- RETURNS {entries removed, of them unfinished, 1 if another run is needed | 0, bound or '', expired groups...}
 --#include clock
+--#include full_memory
 --#include rows
 --#include bound
 local stream, trim = KEYS[1], KEYS[2]
@@ -16,6 +17,7 @@ local removed, dropped = 0, 0
 -- seen last is noted, since neither a lease that was given up nor a foreign reader tells.
 local function expired_groups()
   local expired, leases = {}, {}
+  go_on_when_full(trim)
   for at = 8, #ARGV do leases[ARGV[at]] = KEYS[at - 5] end
   for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local group = row(flat)
@@ -83,9 +85,9 @@ if over > 1 then
 end
 if over > 0 then
   local count = math.min(over, run)
-  local gone = remove_oldest(stream, trim, count, bound, now, ignored)
+  local gone, _, more = remove_oldest(stream, trim, count, bound, now, ignored)
   removed, over = removed + gone, over - gone
-  if gone == count then return answer(over > 0, expired) end
+  if gone == count or more then return answer(over > 0, expired) end
 end
 
 -- What is left is unfinished.
