@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias, cast
 
 from conquiet.balance.lease import StreamLease
-from conquiet.errors import ConfigError
 from conquiet.kit.clock import Clock
-from conquiet.kit.handlers import in_thread, is_async
+from conquiet.kit.handlers import checked, in_thread, is_async
 from conquiet.kit.loopthread import Threads
 from conquiet.kit.policy import Backoff
 from conquiet.kit.service import Background
@@ -34,8 +33,7 @@ class Runner:
     def __init__(
         self, handler: StreamHandler, most: int, clock: Clock, finish: Callable[[StreamLease], Awaitable[None]]
     ) -> None:
-        if not callable(handler):
-            raise ConfigError(f"handler must be callable, not {handler!r}")
+        checked("handler", handler, "stream", "lease")
         self._threads = None if is_async(handler) else Threads(most, "conquiet-stream")
         self._handler = handler
         self._clock = clock

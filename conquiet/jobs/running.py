@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from conquiet.errors import ConfigError, Retry
+from conquiet.errors import Retry
 from conquiet.jobs.job import Job
-from conquiet.kit.handlers import in_thread, is_async
+from conquiet.kit.handlers import checked, in_thread, is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
 from conquiet.kit.service import Background
 
@@ -64,8 +64,7 @@ class Running:
         finished: Finished,
         is_held: Callable[[Job], bool],
     ) -> None:
-        if not callable(handler):
-            raise ConfigError(f"handler must be callable, not {handler!r}")
+        checked("handler", handler, "job")
         self._concurrency = concurrency
         self._timeout = timeout
         self._finished = finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 from collections import defaultdict
@@ -236,10 +237,10 @@ class JobWorker:
     # --- what becomes of jobs -----------------------------------------------------------------------------------
 
     def _finished(self, job: Job, result: Any, error: BaseException | None, seconds: float) -> None:
-        if error is None:
-            settlement = Settlement.of(job, "ack", result=self._kept(job, result))
-        else:
-            settlement = self._judged(job, error)
+        kept = None
+        if error is None and result is not None:
+            kept, error = self._kept(job, result)
+        settlement = Settlement.of(job, "ack", result=kept) if error is None else self._judged(job, error)
         self._seconds[job.id, job.lease_token] = seconds
         self._settling.put(settlement)
 
@@ -253,15 +254,16 @@ class JobWorker:
         _log.warning("queue %r, job %r, attempt %d %s: %s", job.queue, job.id, job.attempts, what, type(error).__name__)
         return verdict
 
-    def _kept(self, job: Job, result: Any) -> bytes | None:
-        if result is None:
-            return None
+    def _kept(self, job: Job, result: Any) -> tuple[bytes | None, Exception | None]:
+        """A result as it is kept, if it can be; or what is wrong with the handler that gave it."""
         try:
-            return codec.encode(result)
+            return codec.encode(result), None
         except PayloadError as error:
+            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                return None, ConfigError(f"the handler gave a generator, of which nothing has run: {result!r}")
             # The work is done, and must not be done again for the sake of a value that nobody can read.
             _log.error("queue %r, job %r: its result is not kept: %s", job.queue, job.id, error)
-            return None
+            return None, None
 
     def _written(self, outcomes: Sequence[tuple[Settlement, bool]]) -> None:
         took: defaultdict[JobResult, list[float]] = defaultdict(list)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from conquiet import ConfigError, JobState, JobWorker
+from conquiet import ConfigError, Job, JobState, JobWorker, RetryPolicy, sync
 from tests.contracts.jobs_flavours import Recorder, serving
 from tests.jobs.working import Gate, Watched, queue_in, working
 from tests.rigs.waiting import LONG, eventually
@@ -110,3 +112,77 @@ def test_what_no_worker_can_be_is_refused(options: dict[str, Any], message: str)
     """Construction fails naming the field."""
     with pytest.raises(ConfigError, match=message):
         JobWorker(**{"queue": queue_in(), "handler": Recorder(), **options})
+
+
+# --- handlers -------------------------------------------------------------------------------------------------------
+
+
+async def of_two(job: Job, more: int) -> None: ...
+
+
+async def of_none() -> None: ...
+
+
+async def async_steps(job: Job) -> AsyncIterator[int]:
+    yield 1
+
+
+def steps(job: Job, more: int = 0) -> Iterator[int]:
+    yield more
+
+
+class Steps:
+    def __call__(self, job: Job) -> Iterator[int]:
+        yield 1
+
+
+ARGUMENTS = r"handler is called with \(job\), but it is .*: "
+IDLE = "handler must not be a generator function, as .* is: a call of it would end well and its body would never run"
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        pytest.param(of_two, f"{ARGUMENTS}missing a required argument: 'more'", id="two"),
+        pytest.param(of_none, f"{ARGUMENTS}too many positional arguments", id="none"),
+        pytest.param(async_steps, IDLE, id="async generator"),
+    ],
+)
+def test_a_handler_that_cannot_handle_is_refused(handler: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        JobWorker(queue_in(), handler)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        pytest.param(lambda job, more: None, f"{ARGUMENTS}missing a required argument: 'more'", id="two"),
+        pytest.param(lambda: None, f"{ARGUMENTS}too many positional arguments", id="none"),
+        pytest.param(steps, IDLE, id="generator"),
+        pytest.param(partial(steps, more=1), IDLE, id="partial"),
+        pytest.param(Steps(), IDLE, id="object"),
+        pytest.param(async_steps, IDLE, id="async generator"),
+    ],
+)
+def test_a_plain_handler_that_cannot_handle_is_refused(handler: Any, message: str, concurrency: int) -> None:
+    with pytest.raises(ConfigError, match=message):
+        JobWorker(queue_in(), handler, concurrency=concurrency)
+    queue = sync.JobQueue(sync.MemoryStore(), "q")
+    with pytest.raises(ConfigError, match=message):
+        sync.JobWorker(queue, handler, concurrency=concurrency)
+
+
+@pytest.mark.parametrize("handler", [print, partial(of_two, more=1), lambda *jobs: None], ids=["C", "partial", "any"])
+def test_whatever_takes_a_job_is_a_handler(handler: Any) -> None:
+    JobWorker(queue_in(), handler)
+
+
+async def test_a_handler_that_gives_a_generator_has_not_done_its_work() -> None:
+    """What it returns looks like a result, but nothing of it has run."""
+    queue = queue_in(retry=RetryPolicy(max_retries=0))
+    id = await queue.enqueue(1)
+    async with working(queue, lambda job: steps(job)):
+        job = await queue.wait(id, LONG)
+    assert job.state is JobState.FAILED
+    assert "gave a generator" in (job.last_error or "")
