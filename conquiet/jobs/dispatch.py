@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from conquiet.errors import QueueError
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.policy import judge, shares
 from conquiet.jobs.store import Claimed, JobStore, Lease, Wanted
@@ -13,8 +14,10 @@ from conquiet.kit import rules
 from conquiet.kit.policy import RetryPolicy
 from conquiet.metrics import JobMetrics, JobOperation, job_metrics
 
-__all__ = ["Dispatch"]
+__all__ = ["Dispatch", "weight"]
 
+_MOST_CLAIMED: Final = 1000
+"""How many jobs one round trip claims at most: the server does nothing else meanwhile."""
 _VERBS: Final = {"ack": "succeeded", "retry": "retried", "fail": "failed", "release": "released"}
 
 
@@ -34,8 +37,29 @@ class Dispatch:
         self._turn = 0
 
     async def claim(self, count: int, worker: str) -> Claimed:
-        """Lease up to ``count`` jobs, shared out so that nobody starves."""
-        share = shares(rules.integer("count", count, least=1), self._turn)
+        """Lease up to ``count`` jobs, shared out so that nobody starves.
+
+        A thousand in a round trip; where more are wanted, for a third of the lease's time, so that the first of them
+        are still leased for long when the last ones come.
+        """
+        rules.integer("count", count, least=1)
+        clock = self.store.clock
+        asked = clock.monotonic()
+        claimed = await self._claim(min(count, _MOST_CLAIMED), worker)
+        is_all = len(claimed.jobs) < _MOST_CLAIMED
+        while not is_all and len(claimed.jobs) < count and clock.monotonic() - asked < self.ttl / 3:
+            wanted = min(count - len(claimed.jobs), _MOST_CLAIMED)
+            try:
+                more = await self._claim(wanted, worker)
+            except QueueError:
+                break  # those that it has are the caller's all the same
+            is_all = len(more.jobs) < wanted
+            jobs, expired = [*claimed.jobs, *more.jobs], [*claimed.expired, *more.expired]
+            claimed = Claimed(jobs, expired, more.next_ms, more.mark)
+        return claimed
+
+    async def _claim(self, count: int, worker: str) -> Claimed:
+        share = shares(count, self._turn)
         most = self.retry.max_retries
         wanted = Wanted(count, rules.text("worker", worker), self._ttl_ms, most, share.retries, share.lowest)
         claimed = await self.store.claim(self.queue, wanted)
@@ -74,3 +98,8 @@ class Dispatch:
     def judge(self, job: Job, error: BaseException | str) -> Settlement:
         """What a failed try comes to."""
         return judge(job, error, self.retry, self._chance)
+
+
+def weight(settlement: Settlement) -> int:
+    """About how many bytes it is on its way to the store."""
+    return len(settlement.result or b"") + len(settlement.error or "") + len(settlement.job_id)

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+import anyio
 from msgspec import structs
 
-from conquiet.errors import ConfigError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
-from conquiet.jobs.dispatch import Dispatch
+from conquiet.errors import ConfigError, ConquietError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
+from conquiet.jobs.dispatch import Dispatch, weight
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.observation import Collector
 from conquiet.jobs.policy import MOST_DELAY
-from conquiet.jobs.store import JobPage, JobStore, Keep, Lease
+from conquiet.jobs.store import Claimed, JobPage, JobStore, Keep, Lease
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import process_name, sortable, sortables
 from conquiet.kit.policy import RetryPolicy
+from conquiet.kit.service import Background
 from conquiet.metrics import JobsCollector
 
 __all__ = ["KEEP", "KEEP_FAILED", "RETRY", "JobQueue", "JobSpec"]
 
+_log = logging.getLogger("conquiet.jobs")
 _T = TypeVar("_T")
 _CHUNK: Final = 1000
 """How many jobs are added, or settled, at a time."""
+_CHUNK_BYTES: Final = 4 << 20
+"""How many bytes go together, unless one alone has more."""
+_MOMENT: Final = 1.0
+"""Seconds for which a claim that was cancelled waits for its answer, to give back what it got."""
 _LONGEST_ID: Final = 200
 _PRIORITIES: Final = range(-(2**31), 2**31)
 RETRY: Final = RetryPolicy()
@@ -80,6 +89,7 @@ class JobQueue:
         self._keep = {JobState.SUCCEEDED: keep, JobState.FAILED: keep_failed}
         self._dispatch = Dispatch(store, name, rules.seconds("lease_ttl", lease_ttl, most=rules.YEAR), retry, random)
         self._metrics = self._dispatch.metrics
+        self._background = Background()
 
     @property
     def name(self) -> str:
@@ -133,8 +143,8 @@ class JobQueue:
     async def enqueue_many(self, jobs: Iterable[Any], *, connection: Any = None) -> list[str]:
         """Add many jobs, given as payloads or as ``JobSpec``; their IDs, in order.
 
-        A thousand at a time, each thousand as a whole or not at all. If one is refused, those before it were added:
-        ``DuplicateJobError.enqueued`` and ``QueueError.entry_ids`` tell which.
+        A thousand at a time, or 4 MiB if they are large, each such part as a whole or not at all. If one is refused,
+        those before its part were added: ``DuplicateJobError.enqueued`` and ``QueueError.entry_ids`` tell which.
         """
         given = list(jobs)
         new = [
@@ -143,7 +153,7 @@ class JobQueue:
         ]
         ids = [job.id for job in new]
         done = 0
-        for chunk in _chunks(new):
+        for chunk in _chunks(new, lambda job: len(job.payload)):
             try:
                 await self._store.add(self._name, chunk, connection)
             except DuplicateJobError as error:
@@ -160,17 +170,37 @@ class JobQueue:
     async def claim(self, count: int = 1, worker: str | None = None, *, timeout: float = 0.0) -> list[Job]:
         """Lease up to ``count`` jobs; fewer, or none, if there are no more, after waiting ``timeout`` seconds for one.
 
-        Each must be settled by ``ack``, ``nack`` or ``release``, or kept by ``heartbeat``, within ``lease_ttl``.
+        Each must be settled by ``ack``, ``nack`` or ``release``, or kept by ``heartbeat``, within ``lease_ttl``. Of
+        very many it gets what it can in a third of that. A call that is cancelled gives back what the store has leased to
+        it: for a second it waits for that, and then it ends and the rest happens behind it.
         """
         rules.number("timeout", timeout, least=0)
         clock = self._store.clock
         deadline = clock.monotonic() + timeout
         while True:
-            claimed = await self._dispatch.claim(count, process_name() if worker is None else worker)
+            claimed = await self._claimed(count, process_name() if worker is None else worker)
             left = deadline - clock.monotonic()
             if claimed.jobs or left <= 0:
                 return list(claimed.jobs)
             await self._dispatch.news(claimed, left)
+
+    async def _claimed(self, count: int, worker: str) -> Claimed:
+        # A task of its own: torn off with the caller, the answer would be lost, and the jobs be leased to nobody.
+        asking = self._background.start(self._dispatch.claim(count, worker), "claim")
+        try:
+            await asyncio.wait([asking])
+        except asyncio.CancelledError:
+            giving = self._background.start(self._give_back(asking), "release")
+            with anyio.move_on_after(_MOMENT, shield=True):
+                await asyncio.wait([giving])
+            raise
+        return asking.result()
+
+    async def _give_back(self, asking: asyncio.Task[Claimed]) -> None:
+        try:
+            await self.release(*(await asking).jobs)
+        except (ConquietError, asyncio.CancelledError) as error:
+            _log.warning("queue %r: a claim that nobody waited for was not given back: %s", self._name, error)
 
     async def heartbeat(self, *jobs: Job) -> None:
         """Lease jobs for another ``lease_ttl`` seconds from now; ``StaleLeaseError`` for those that were lost."""
@@ -205,7 +235,7 @@ class JobQueue:
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         stale: list[str] = []
-        for chunk in _chunks(settlements):
+        for chunk in _chunks(settlements, weight):
             done = await self._dispatch.settle(chunk)
             stale += [one.job_id for one, applied in zip(chunk, done, strict=True) if not applied]
         if stale:
@@ -286,8 +316,24 @@ class JobQueue:
         return job
 
 
-def _chunks(things: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    return (things[start : start + _CHUNK] for start in range(0, len(things), _CHUNK))
+def _chunks(things: Sequence[_T], size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
+    """``things`` in pieces of a thousand, or fewer where they are large."""
+    for start in range(0, len(things), _CHUNK):
+        chunk = things[start : start + _CHUNK]
+        if sum(map(size, chunk)) <= _CHUNK_BYTES:
+            yield chunk
+        else:
+            yield from _lighter(chunk, size)
+
+
+def _lighter(things: Sequence[_T], size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
+    first = total = 0
+    for at, thing in enumerate(things):
+        total += size(thing)
+        if total > _CHUNK_BYTES and at > first:
+            yield things[first:at]
+            first, total = at, size(thing)
+    yield things[first:]
 
 
 def _encoded(payload: Any) -> bytes:

@@ -89,6 +89,11 @@ class Running:
         """How many handlers are at work."""
         return len(self._runs)
 
+    @property
+    def stuck(self) -> int:
+        """How many of them are at work on a job that is over, and keep a place all the same."""
+        return sum(run.is_over for run in list(self._runs.values()))  # others' threads may ask
+
     def put(self, jobs: Iterable[Job]) -> None:
         """Have these ready, for :meth:`begin` or :meth:`withdraw`."""
         self._ready.extend(jobs)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol, TypeAlias
 
 from conquiet.errors import ConfigError, QueueError
-from conquiet.jobs.dispatch import Dispatch
+from conquiet.jobs.dispatch import Dispatch, weight
 from conquiet.jobs.job import Job, JobState, Settlement
 from conquiet.kit.policy import Backoff
 from conquiet.kit.service import Background
@@ -17,8 +20,16 @@ __all__ = ["AFTER_ERROR", "Settling"]
 
 _log = logging.getLogger("conquiet.jobs")
 _MOST: Final = 500
+_MOST_BYTES: Final = 1 << 20
+_STEP: Final = 8
+"""How many times fewer go together after a failure, and more after a success."""
+_STRIKES: Final = 3
+_HOPELESS: Final = 60.0
+"""Seconds for which an outcome is tried alone that a store refuses while it answers other questions."""
 AFTER_ERROR: Final = Backoff(base=0.05, cap=2.0)
 """How long to wait before a store that failed is asked again."""
+
+_Lease: TypeAlias = tuple[str, int]
 
 
 class Written(Protocol):
@@ -27,25 +38,47 @@ class Written(Protocol):
     def __call__(self, outcomes: Sequence[tuple[Settlement, bool]]) -> None: ...
 
 
+@dataclass(slots=True)
+class _Strikes:
+    """How often the store has refused an outcome alone; what had been written, and which time it was, at the first."""
+
+    written: int
+    since: float
+    count: int = 0
+
+
 class Settling:
     """Writes settlements in the order in which they come; what comes while a write is under way goes with the next.
 
     A store that fails is asked again until it answers. Since the first write may have been done, the jobs are looked
-    at before the second: what has left the flight under our token was written.
+    at before the second: what has left the flight under our token was written. Fewer and fewer go together while that
+    fails, so that one that the store cannot keep holds up no others: it is found, tried alone, and in the end given up
+    with a word in the log. Its job's lease then runs out.
     """
 
     def __init__(self, dispatch: Dispatch, written: Written) -> None:
         self._dispatch = dispatch
-        self._written = written
-        self._waiting: list[Settlement] = []
+        self._told = written
+        self._waiting: deque[Settlement] = deque()
+        self._limit = _MOST
+        self._doubtful: set[_Lease] = set()
+        """Those of a write that has failed, which may have been done."""
+        self._struck: dict[_Lease, _Strikes] = {}
+        self._written = 0
         self._news = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._background = Background()
+        self.failures = 0
+        """How many writes have failed since the last one that did not."""
 
-    def start(self) -> None:
-        """Begin to write."""
-        self._background.start(self._run(), "settling")
+    def __len__(self) -> int:
+        """How many are not written yet."""
+        return len(self._waiting)
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to write; the task ends only by :meth:`aclose`, or by a mistake in here."""
+        return self._background.start(self._run(), "settling")
 
     def put(self, settlement: Settlement) -> None:
         """Write this soon."""
@@ -68,46 +101,101 @@ class Settling:
             await self._news.wait()
             self._news.clear()
             while self._waiting:
-                await self._write(self._waiting[:_MOST])
+                batch = self._batch()
+                try:
+                    await self._write(batch)
+                except ConfigError as error:
+                    self._refused(batch, error)
+                except Exception as error:
+                    self._failed(batch, error)
+                    await self._dispatch.store.clock.sleep(AFTER_ERROR.delay(self.failures - 1))
             self._empty.set()
 
+    def _batch(self) -> list[Settlement]:
+        """The next to go together: not too many, nor too much, and none that was refused alone before."""
+        first = self._waiting[0]
+        batch, size = [first], weight(first)
+        if self._struck and _lease(first) in self._struck:
+            return batch
+        for one in islice(self._waiting, 1, self._limit):
+            size += weight(one)
+            if size > _MOST_BYTES or (self._struck and _lease(one) in self._struck):
+                break
+            batch.append(one)
+        return batch
+
     async def _write(self, batch: Sequence[Settlement]) -> None:
-        left, failures = list(batch), 0
-        done: list[bool] = []
-        while True:
-            try:
-                if failures:
-                    left = await self._unwritten(left)
-                done = await self._dispatch.settle(left) if left else []
-                break
-            except QueueError as error:
-                _log.warning("queue %r: %d results wait to be written: %s", self._dispatch.queue, len(left), error)
-                await self._dispatch.store.clock.sleep(AFTER_ERROR.delay(failures))
-                failures += 1
-            except ConfigError as error:
-                done = await self._write_each(left, error)
-                break
-        del self._waiting[: len(batch)]
-        self._written(list(zip(left, done, strict=True)))
+        written = await self._shown(batch) if self._doubtful else {}
+        left = [one for one in batch if _lease(one) not in written] if written else batch
+        if not left:
+            done: list[bool] = []
+        elif len(left) == 1 and _lease(left[0]) in self._doubtful:
+            done = await self._write_alone(left[0])
+        else:
+            done = await self._dispatch.settle(left)
+        outcomes = [*((one, True) for one in written.values()), *zip(left, done, strict=True)]
+        self.failures = 0
+        self._limit = min(_MOST, self._limit * _STEP)
+        self._written += len(batch)
+        self._done(batch, outcomes)
 
-    async def _write_each(self, batch: Sequence[Settlement], error: ConfigError) -> list[bool]:
-        """The store refuses something of these for ever: only that is given up, and its job's lease runs out."""
-        if len(batch) == 1:
-            _log.error("queue %r, job %r: its outcome cannot be kept: %s", self._dispatch.queue, batch[0].job_id, error)
+    async def _write_alone(self, settlement: Settlement) -> list[bool]:
+        """Write one of which the store has just told that it is not written: if that fails, it may be its own fault."""
+        try:
+            return await self._dispatch.settle([settlement])
+        except Exception as error:
+            now = self._dispatch.store.clock.monotonic()
+            strikes = self._struck.setdefault(_lease(settlement), _Strikes(self._written, now))
+            strikes.count += 1
+            are_others_fine = not isinstance(error, QueueError) or strikes.written < self._written
+            if strikes.count < _STRIKES or not (are_others_fine or now - strikes.since > _HOPELESS):
+                raise
+            self._say_goodbye(settlement, error)
             return [False]
-        done: list[bool] = []
-        for settlement in batch:
-            try:
-                done += await self._dispatch.settle([settlement])
-            except ConfigError as refused:
-                done += await self._write_each([settlement], refused)
-        return done
 
-    async def _unwritten(self, batch: Sequence[Settlement]) -> list[Settlement]:
-        jobs = await self._dispatch.store.find(self._dispatch.queue, [one.job_id for one in batch])
-        written = [_shows(job, settlement) for settlement, job in zip(batch, jobs, strict=True)]
-        self._written([(settlement, True) for settlement, done in zip(batch, written, strict=True) if done])
-        return [settlement for settlement, done in zip(batch, written, strict=True) if not done]
+    async def _shown(self, batch: Sequence[Settlement]) -> dict[_Lease, Settlement]:
+        """Which of a batch were written by a write that seemed to fail."""
+        doubtful = [one for one in batch if _lease(one) in self._doubtful]
+        jobs = await self._dispatch.store.find(self._dispatch.queue, [one.job_id for one in doubtful])
+        return {_lease(one): one for one, job in zip(doubtful, jobs, strict=True) if _shows(job, one)}
+
+    def _failed(self, batch: Sequence[Settlement], error: Exception) -> None:
+        how = (self._dispatch.queue, len(self._waiting), error)
+        is_known = isinstance(error, QueueError)
+        _log.warning("queue %r: %d results wait to be written: %s", *how, exc_info=None if is_known else error)
+        self.failures += 1
+        self._limit = max(1, len(batch) // _STEP)
+        self._doubtful.update(map(_lease, batch))
+        if len(batch) == 1:  # so that it does not stand in the way of others
+            self._waiting.rotate(-1)
+
+    def _refused(self, batch: Sequence[Settlement], error: ConfigError) -> None:
+        """The store refuses something of these for ever: only that is given up."""
+        if len(batch) == 1:
+            self._say_goodbye(batch[0], error)
+            self._done(batch, [(batch[0], False)])
+        else:
+            self._limit = max(1, len(batch) // _STEP)
+
+    def _say_goodbye(self, settlement: Settlement, error: Exception) -> None:
+        job = (self._dispatch.queue, settlement.job_id)
+        _log.error("queue %r, job %r: its outcome cannot be kept, and its lease runs out: %s", *job, error)
+
+    def _done(self, batch: Sequence[Settlement], outcomes: Sequence[tuple[Settlement, bool]]) -> None:
+        """Forget a batch, which is what waits in front, and tell what became of it."""
+        for one in batch:
+            self._waiting.popleft()
+            if self._doubtful or self._struck:
+                self._doubtful.discard(_lease(one))
+                self._struck.pop(_lease(one), None)
+        try:
+            self._told(outcomes)
+        except Exception:
+            _log.exception("queue %r: what became of %d jobs is written but not told", self._dispatch.queue, len(batch))
+
+
+def _lease(settlement: Settlement) -> _Lease:
+    return settlement.job_id, settlement.token
 
 
 def _shows(job: Job | None, settlement: Settlement) -> bool:

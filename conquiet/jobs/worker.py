@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import logging
 import random
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conquiet.errors import ConfigError, PayloadError, QueueError
+from conquiet.errors import ConfigError, ConquietError, PayloadError, QueueError
 from conquiet.jobs.holding import Holdings
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.policy import judge
@@ -23,7 +24,7 @@ from conquiet.jobs.store import Claimed
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import process_name
 from conquiet.kit.policy import RetryPolicy
-from conquiet.kit.service import Background
+from conquiet.kit.service import Background, to_its_end
 from conquiet.kit.signals import stop_on_signals
 from conquiet.metrics import JobResult
 
@@ -34,6 +35,8 @@ _LINGER: Final = 0.001
 """How long a few free places wait for more of them, while most are taken."""
 _LOOK: Final = 5.0
 """Seconds after which an idle worker looks without being told."""
+_MOMENT: Final = 1.0
+"""Seconds that a store has at least for what must not be lost, when the worker leaves."""
 _PURGE: Final = 60.0
 """About how many seconds lie between two looks for finished jobs that are not to be kept."""
 _RESULTS: Final[Mapping[str, JobResult]] = {"ack": "succeeded", "retry": "retried", "fail": "failed"}
@@ -41,13 +44,18 @@ _RESULTS: Final[Mapping[str, JobResult]] = {"ack": "succeeded", "retry": "retrie
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """How a worker is doing, for probes. ``healthy`` is false unless it runs and the store answers."""
+    """How a worker is doing, for probes.
+
+    ``healthy`` is false unless it runs, the store answers, and there is a place in which a job could be run.
+    """
 
     healthy: bool
     inflight: int
     """Jobs whose handler is at work."""
     failures: int
-    """How often in a row the store could not be asked for jobs."""
+    """How often in a row the store could not be asked for jobs, or told what became of them."""
+    stuck: int = 0
+    """Handlers of those at work whose job is over: it took too long or was lost, and they have not ended yet."""
 
 
 class JobWorker:
@@ -87,6 +95,7 @@ class JobWorker:
         self._how = (handler, concurrency, execution_timeout, self._finished)
         Running(*self._how, lambda job: True)  # a bad handler is the caller's to see now
         self._running: Running | None = None
+        self._settling: Settling | None = None
         self._stopping = asyncio.Event()
         """Made anew by each run, which may be on another loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,8 +115,12 @@ class JobWorker:
 
     def health(self) -> JobHealth:
         """How it is doing, without asking the store."""
-        runs = self._running is not None and not self._stopping.is_set()
-        return JobHealth(runs and not self._failures, self.inflight, self._failures)
+        running, settling = self._running, self._settling
+        if running is None or settling is None:
+            return JobHealth(False, 0, self._failures)
+        failures = self._failures + settling.failures
+        is_well = not self._stopping.is_set() and not failures and running.stuck < self._concurrency
+        return JobHealth(is_well, running.busy, failures, running.stuck)
 
     def stop(self) -> None:
         """Ask it to end; returns at once, safe from any thread and from signal handlers."""
@@ -122,66 +135,82 @@ class JobWorker:
 
         Then nothing more is claimed; jobs that were not begun are given back at no cost; handlers that are at work
         have ``drain_timeout`` seconds to finish, and what is still not done by then is given back as a failed try.
-        If the call is cancelled, there is no such time.
+        If the call is cancelled, there is no such time. Either way the store has a few seconds more for what is to be
+        given back; of what it could not be told by then, the leases run out.
         """
         if self._running is not None:
             raise ConfigError("the worker runs already")
         self._loop = asyncio.get_running_loop()
         if not self._stopping.is_set():
             self._stopping = asyncio.Event()
+        self._failures = 0
         self._holdings = Holdings(self._dispatch, self._lost)
-        self._running = Running(*self._how, self._holdings.has)
-        self._settling = Settling(self._dispatch, self._written)
+        running = self._running = Running(*self._how, self._holdings.has)
+        settling = self._settling = Settling(self._dispatch, self._written)
         background, patience = Background(), 0.0
+        claiming: asyncio.Task[None] | None = None
         with ExitStack() as signals:
             if self._handle_signals:
                 signals.enter_context(stop_on_signals(self.stop))
             try:
                 await self._holdings.open()
-                self._settling.start()
                 background.start(self._purge(), "purge")
-                claiming = background.start(self._claim(self._running), "claim")
-                background.start(self._cut_off(claiming), "stop")
-                await asyncio.wait([claiming])
-                if not claiming.cancelled():
-                    claiming.result()
+                claiming = background.start(self._claim(running, settling), "claim")
+                stopping = background.start(self._asked_to_stop(), "stop")
+                await self._first_end(stopping, claiming, settling.start())
                 patience = self._drain_timeout
             finally:
-                await background.aclose()
-                await self._end(self._running, patience)
+                self._stopping.set()
+                await to_its_end(self._leave(background, claiming, patience), "leave")
 
-    async def _end(self, running: Running, patience: float) -> None:
+    async def _first_end(self, stopping: asyncio.Task[None], *work: asyncio.Task[None]) -> None:
+        """Return when the end is asked for; raise what has ended one of the others, which go on until then."""
+        await asyncio.wait([stopping, *work], return_when=asyncio.FIRST_COMPLETED)
+        for task in work:
+            if task.done():
+                task.result()
+                if not self._stopping.is_set():
+                    raise ConquietError(f"{task.get_name()} of queue {self._dispatch.queue!r} has ended by itself")
+
+    async def _leave(self, background: Background, claiming: asyncio.Task[None] | None, patience: float) -> None:
+        running, settling = self._running, self._settling
+        assert running is not None
+        assert settling is not None
+        until = time.monotonic() + patience
         try:
-            for job in running.withdraw():
-                self._settling.put(Settlement.of(job, "release"))
-            await running.drain(patience)
+            self._give_back(running.withdraw(), settling)
+            # What a claim under way leases is given back too: its answer is waited for, but not for ever.
+            if claiming is not None:
+                await asyncio.wait([claiming], timeout=max(patience, _MOMENT))
+            await background.aclose()
+            self._give_back(running.withdraw(), settling)
+            await running.drain(max(0.0, until - time.monotonic()))
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(patience, 1.0)):
-                    await self._settling.flush()
+                async with asyncio.timeout(max(until - time.monotonic(), _MOMENT)):
+                    await settling.flush()
         finally:
             # Side by side: a store that does not answer may take its time with each.
-            await asyncio.gather(running.aclose(), self._settling.aclose(), self._holdings.aclose())
-            self._running = self._loop = None
+            await asyncio.gather(running.aclose(), settling.aclose(), self._holdings.aclose())
+            self._running = self._settling = self._loop = None
             self._stopping = asyncio.Event()
 
-    async def _cut_off(self, claiming: asyncio.Task[None]) -> None:
-        """A claim under way is waited for, since what it leases is given back; but not for ever."""
-        await self._stopping.wait()
-        await asyncio.wait([claiming], timeout=max(self._drain_timeout, 1.0))
-        claiming.cancel()
+    def _give_back(self, jobs: Iterable[Job], settling: Settling) -> None:
+        for job in jobs:
+            settling.put(Settlement.of(job, "release"))
 
     # --- claiming ---------------------------------------------------------------------------------------------
 
-    async def _claim(self, running: Running) -> None:
+    async def _claim(self, running: Running, settling: Settling) -> None:
         while not self._stopping.is_set():
             running.freed.clear()
-            if running.free <= 0:
+            free = self._free(running, settling)
+            if 0 < free < self._concurrency // 4:
+                await asyncio.sleep(_LINGER)
+                free = self._free(running, settling)
+            if free <= 0:
                 await self._until(running.freed.wait())
                 continue
-            if 0 < running.free < self._concurrency // 4:
-                await asyncio.sleep(_LINGER)
-            free = running.free
-            claimed = await self._claim_once(free)
+            claimed = await self._claim_once(free, settling)
             if claimed is None:
                 continue
             if self._stopping.is_set():  # they are not begun, and given back
@@ -193,12 +222,25 @@ class JobWorker:
             else:
                 await asyncio.sleep(0)
 
-    async def _claim_once(self, count: int) -> Claimed | None:
+    def _free(self, running: Running, settling: Settling) -> int:
+        """For how many more jobs there is a place.
+
+        Outcomes on their way take none, up to as many as there are places, lest handlers wait for the store. But what
+        cannot be written keeps its place: else a store that takes no outcomes would have all jobs run for nothing.
+        """
+        unwritten = len(settling)
+        return running.free - (unwritten if settling.failures else max(0, unwritten - self._concurrency))
+
+    async def _claim_once(self, count: int, settling: Settling) -> Claimed | None:
         try:
             await self._holdings.catch_up()
             asked = self._dispatch.store.clock.monotonic()
             claimed = await self._dispatch.claim(count, self._name)
-            await self._holdings.add(claimed.jobs, asked)
+            try:
+                await self._holdings.add(claimed.jobs, asked)
+            except BaseException:
+                self._give_back(claimed.jobs, settling)
+                raise
         except QueueError as error:
             _log.warning("queue %r: no jobs could be claimed: %s", self._dispatch.queue, error)
             await self._dispatch.store.clock.wait(self._stopping, AFTER_ERROR.delay(self._failures))
@@ -231,7 +273,7 @@ class JobWorker:
             await self._dispatch.store.clock.sleep(_PURGE * (0.5 + random.random()))
             try:
                 await self._queue.purge()
-            except QueueError as error:
+            except Exception as error:
                 _log.warning("queue %r: finished jobs could not be removed: %s", self._dispatch.queue, error)
 
     # --- what becomes of jobs -----------------------------------------------------------------------------------
@@ -242,6 +284,7 @@ class JobWorker:
             kept, error = self._kept(job, result)
         settlement = Settlement.of(job, "ack", result=kept) if error is None else self._judged(job, error)
         self._seconds[job.id, job.lease_token] = seconds
+        assert self._settling is not None
         self._settling.put(settlement)
 
     def _judged(self, job: Job, error: BaseException) -> Settlement:
@@ -274,6 +317,8 @@ class JobWorker:
                 _log.warning("queue %r, job %r: lost before its outcome was kept", self._dispatch.queue, lease[0])
             if (seconds := self._seconds.pop(lease, None)) is not None:
                 took[_RESULTS[settlement.kind] if applied else "lost"].append(seconds)
+        if self._running is not None:
+            self._running.freed.set()
         for result, seconds_each in took.items():
             self._dispatch.metrics.ran(result, seconds_each)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["Background"]
+import anyio
+
+__all__ = ["Background", "to_its_end"]
+
+_T = TypeVar("_T")
 
 
 class Background:
@@ -19,7 +23,7 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
         """Run ``work`` beside the caller, on the running loop."""
         task = asyncio.get_running_loop().create_task(work, name=f"conquiet-{name}")
         self._tasks.add(task)
@@ -32,3 +36,21 @@ class Background:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def to_its_end(work: Coroutine[Any, Any, None], name: str) -> None:
+    """Return once ``work`` has ended, however often the caller is cancelled meanwhile, by tasks or by scopes.
+
+    For leaving in good order: ``work`` has to see to it that it ends soon. The cancellation is raised afterwards.
+    """
+    task = asyncio.get_running_loop().create_task(work, name=f"conquiet-{name}")
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

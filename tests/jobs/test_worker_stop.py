@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import anyio
 import pytest
 
-from conquiet import Job, JobQueue, JobState, JobWorker, MemoryStore
+from conquiet import Job, JobQueue, JobState, JobWorker
 from conquiet.jobs import running
-from conquiet.jobs.store import Claimed, Wanted
 from tests.contracts.jobs_flavours import serving
-from tests.jobs.working import Gate, Holding, counted, queue_in, ran, settled
+from tests.jobs.working import Gate, Holding, Late, Silent, counted, queue_in, ran, settled
 from tests.rigs.waiting import LONG, eventually
 
 
@@ -94,22 +94,6 @@ async def test_what_was_not_begun_goes_back_at_no_cost() -> None:
     assert {(job.state, job.attempts, job.failures) for job in left} <= {(JobState.READY, 0, ())}
     assert counted(queue, "released_total") == len(left)
     assert [(await look(queue, id)).state for id in began] == [JobState.SUCCEEDED] * len(began)
-
-
-class Late(MemoryStore):
-    """A store whose answer to a claim comes when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.claimed = asyncio.Event()
-        self.answer = asyncio.Event()
-
-    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
-        claimed = await super().claim(queue, wanted)
-        if claimed.jobs:
-            self.claimed.set()
-            await self.answer.wait()
-        return claimed
 
 
 async def test_jobs_that_arrive_after_the_stop_go_back_at_no_cost() -> None:
@@ -211,6 +195,73 @@ async def test_a_run_that_is_cancelled_gives_its_jobs_back_at_once() -> None:
         assert (await queue.wait(id, LONG)).attempts == 2
 
 
+async def cancelled_by_task(worker: JobWorker, moment: asyncio.Event) -> None:
+    task = asyncio.ensure_future(worker.run())
+    await moment.wait()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def cancelled_twice(worker: JobWorker, moment: asyncio.Event) -> None:
+    task = asyncio.ensure_future(worker.run())
+    await moment.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def cancelled_by_scope(worker: JobWorker, moment: asyncio.Event) -> None:
+    """A cancelled scope cancels again whatever is awaited in it."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker.run)
+        await moment.wait()
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("cancelled", [cancelled_by_task, cancelled_twice, cancelled_by_scope])
+async def test_a_run_that_is_cancelled_gives_back_what_it_was_claiming(cancelled: Any) -> None:
+    """The store has leased jobs to it, but the answer has not come yet."""
+    store = Late()
+    queue, gate = queue_in(store), Gate()
+    ids = await queue.enqueue_many([1, 2, 3])
+    ending = asyncio.ensure_future(cancelled(worker_of(queue, gate), store.claimed))
+    await asyncio.wait_for(store.claimed.wait(), LONG)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    store.answer.set()
+    await asyncio.wait_for(ending, LONG)
+    assert gate.began == []
+    assert {(job.state, job.attempts) for job in [await look(queue, id) for id in ids]} == {(JobState.READY, 0)}
+    assert counted(queue, "released_total") == 3
+
+
+@pytest.mark.parametrize("cancelled", [cancelled_by_task, cancelled_twice, cancelled_by_scope])
+async def test_a_run_that_is_cancelled_while_the_store_stands_still_ends_all_the_same(cancelled: Any) -> None:
+    store = Silent()
+    worker = worker_of(queue_in(store), Gate(), drain_timeout=3600)
+    await asyncio.wait_for(cancelled(worker, store.asked), LONG)
+    assert not worker.health().healthy
+
+
+async def test_a_run_that_a_scope_cancels_gives_its_jobs_back() -> None:
+    queue, gate = queue_in(), Gate()
+    id = await queue.enqueue(1)
+    with anyio.CancelScope() as scope:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(cancel_when_begun(gate, scope))
+            await worker_of(queue, gate, drain_timeout=3600).run()
+    job = await look(queue, id)
+    assert (job.state, job.attempts, len(gate.cancelled)) == (JobState.READY, 1, 1)
+
+
+async def cancel_when_begun(gate: Gate, scope: anyio.CancelScope) -> None:
+    await gate.entered(1)
+    scope.cancel()
+
+
 async def test_a_run_that_is_cancelled_while_idle_just_ends() -> None:
     worker = worker_of(queue_in(), Gate())
     task = asyncio.ensure_future(worker.run())
@@ -262,19 +313,6 @@ async def test_outcomes_are_written_before_it_ends() -> None:
     counts = await queue.counts()
     assert counts[JobState.IN_FLIGHT] == 0
     assert counts[JobState.SUCCEEDED] + counts[JobState.READY] == 10
-
-
-class Silent(MemoryStore):
-    """Never answers a claim, as a server that is there but stands still."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-
-    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
-        self.asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
 
 
 async def test_a_claim_that_is_never_answered_does_not_hold_the_end_up() -> None:

@@ -14,7 +14,19 @@ from tests.contracts.jobs_flavours import serving
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import LONG, eventually
 
-__all__ = ["AT_ONCE", "Gate", "Holding", "Watched", "counted", "queue_in", "ran", "settled", "working"]
+__all__ = [
+    "AT_ONCE",
+    "Gate",
+    "Holding",
+    "Late",
+    "Silent",
+    "Watched",
+    "counted",
+    "queue_in",
+    "ran",
+    "settled",
+    "working",
+]
 
 AT_ONCE = RetryPolicy(max_retries=3, backoff=Backoff(base=0, cap=0, kind="fixed"))
 
@@ -113,8 +125,8 @@ def _shown(what: str) -> Iterator[tuple[dict[str, str], float]]:
 class Watched(MemoryStore):
     """A store that notes how many jobs each claim asks for."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.asked: list[int] = []
         self.got = 0
 
@@ -123,6 +135,35 @@ class Watched(MemoryStore):
         claimed = await super().claim(queue, wanted)
         self.got += len(claimed.jobs)
         return claimed
+
+
+class Late(MemoryStore):
+    """A store whose answer to a claim comes when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claimed = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        claimed = await super().claim(queue, wanted)
+        if claimed.jobs:
+            self.claimed.set()
+            await self.answer.wait()
+        return claimed
+
+
+class Silent(MemoryStore):
+    """Never answers a claim, as a server that is there but stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 def working(queue: JobQueue, handler: Any, **options: Any) -> Any:
