@@ -171,8 +171,8 @@ class JobQueue:
         """Lease up to ``count`` jobs; fewer, or none, if there are no more, after waiting ``timeout`` seconds for one.
 
         Each must be settled by ``ack``, ``nack`` or ``release``, or kept by ``heartbeat``, within ``lease_ttl``. Of
-        very many it gets what it can in a third of that. A call that is cancelled gives back what the store has leased to
-        it: for a second it waits for that, and then it ends and the rest happens behind it.
+        very many it gets what it can in a third of that. A call that is cancelled gives back what the store has leased
+        to it: for a second it waits for that, and then it ends and the rest happens behind it.
         """
         rules.number("timeout", timeout, least=0)
         clock = self._store.clock

@@ -168,7 +168,8 @@ class JobWorker:
         await asyncio.wait([stopping, *work], return_when=asyncio.FIRST_COMPLETED)
         for task in work:
             if task.done():
-                task.result()
+                if not task.cancelled():
+                    task.result()
                 if not self._stopping.is_set():
                     raise ConquietError(f"{task.get_name()} of queue {self._dispatch.queue!r} has ended by itself")
 

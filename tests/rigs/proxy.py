@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-__all__ = ["Hold", "Proxy"]
+__all__ = ["Hold", "Proxy", "Refusal"]
 
 _CHUNK: Final = 1 << 16
 _BULK: Final = b"$=!"
@@ -43,10 +43,13 @@ class _Cut:
 
 
 @dataclass
-class _Refusal:
+class Refusal:
+    """Commands that are answered by ``line``."""
+
     needle: bytes
     line: bytes
     times: int
+    """How many more; 0 ends it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Proxy:
         self._conversations: set[asyncio.Task[None]] = set()
         self._holds: list[Hold] = []
         self._cuts: list[_Cut] = []
-        self._refusals: list[_Refusal] = []
+        self._refusals: list[Refusal] = []
         self.received: list[bytes] = []
         """Every command of every client, in the order of arrival."""
         self.forwarded: list[bytes] = []
@@ -134,9 +137,11 @@ class Proxy:
         self._holds.append(hold)
         return hold
 
-    def refuse(self, needle: bytes, line: bytes, *, times: int = 1) -> None:
+    def refuse(self, needle: bytes, line: bytes, *, times: int = 1) -> Refusal:
         """Answer the next ``times`` commands with ``needle`` by ``line``, without asking the server."""
-        self._refusals.append(_Refusal(needle, line, times))
+        refusal = Refusal(needle, line, times)
+        self._refusals.append(refusal)
+        return refusal
 
     def shut(self) -> None:
         """Close every connection that is open now, and each that is opened from now on."""
