@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
-from psycopg import DataError, Error, IntegrityError, ProgrammingError, adapt, conninfo, errors, pq
+import anyio
+from psycopg import (
+    AsyncConnection,
+    DataError,
+    Error,
+    IntegrityError,
+    ProgrammingError,
+    adapt,
+    conninfo,
+    errors,
+    pq,
+    waiting,
+)
+from psycopg.abc import PQGen
 from psycopg.types.numeric import Int8BinaryDumper
 
 from conquiet.errors import ConfigError, ConquietError, QueueError
 from conquiet.jobs.stores.postgres.arrays import Array, Blobs, Integers, Texts
 
-__all__ = ["CROSSED", "FAILURES", "HARMLESS", "connection_string", "refused", "teach"]
+__all__ = ["CROSSED", "FAILURES", "HARMLESS", "Connection", "connection_string", "refused", "teach"]
+
+_R = TypeVar("_R")
 
 FAILURES: Final = (Error, OSError, UnicodeError)
 """What the driver raises."""
@@ -32,6 +49,31 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
+
+
+_INTERVAL: Final = 0.1
+"""How often the driver looks up from a wait, in seconds; its own number."""
+_GOODBYE: Final = 1.0
+"""Seconds that a server has to say that it has called off what a cancelled caller had asked for."""
+
+
+class Connection(AsyncConnection[tuple[Any, ...]]):
+    """The driver's connection, whose calls end soon when they are cancelled.
+
+    The driver itself asks the server to call the statement off, and waits five seconds for that and five for the end,
+    unless it is cancelled again meanwhile, as a cancelled scope does at once. Here it is one second, whatever comes.
+    """
+
+    async def wait(self, gen: PQGen[_R], interval: float = _INTERVAL, timeout: float | None = None) -> _R:
+        """What ``gen`` comes to; the connection is of no use after a cancellation."""
+        try:
+            return await waiting.wait_async(gen, self.pgconn.socket, interval=interval, timeout=timeout)
+        except asyncio.CancelledError:
+            if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                with anyio.move_on_after(_GOODBYE, shield=True), suppress(*FAILURES):
+                    await self.cancel_safe(timeout=_GOODBYE)
+                    await waiting.wait_async(gen, self.pgconn.socket, interval=interval)
+            raise
 
 
 class _ArrayDumper(adapt.Dumper):

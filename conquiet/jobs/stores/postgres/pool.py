@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from psycopg import AsyncConnection, AsyncRawCursor, pq
+from psycopg import AsyncRawCursor, pq
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.stores.postgres import driver
@@ -23,7 +23,7 @@ Call: TypeAlias = tuple[str, Sequence[object]]
 """A statement by name, and its values."""
 Rows: TypeAlias = list[tuple[Any, ...]]
 
-_Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
+_Connection: TypeAlias = driver.Connection
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Pool:
     async def connect(self, what: str) -> _Connection:
         """A connection outside of the pool; to be closed by the caller."""
         try:
-            connection: _Connection = await AsyncConnection.connect(self._dsn, autocommit=True)
+            connection = await driver.Connection.connect(self._dsn, autocommit=True)
         except driver.FAILURES as error:
             raise driver.refused(what, self.schema, error) from error
         driver.teach(connection.adapters)
