@@ -10,6 +10,8 @@ from typing import Any
 
 from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, MemoryStore, RetryPolicy
 from conquiet.jobs.store import Claimed, Wanted
+from conquiet.kit.clock import ManualClock
+from conquiet.kit.loopthread import PRIVATE_LOOP
 from tests.contracts.jobs_flavours import serving
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import LONG, eventually
@@ -22,6 +24,7 @@ __all__ = [
     "Silent",
     "Watched",
     "counted",
+    "next_beat",
     "queue_in",
     "ran",
     "settled",
@@ -164,6 +167,19 @@ class Silent(MemoryStore):
         self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError
+
+
+async def next_beat(clock: ManualClock) -> float:
+    """In how many seconds the next heartbeat is due; returns once one waits for its time."""
+    due: list[float] = []
+
+    def is_there() -> bool:
+        loop, now = PRIVATE_LOOP.loop(), clock.monotonic()
+        due[:] = [one.deadline - now for one in list(clock._sleepers) if one.loop is loop and one.deadline > now]
+        return bool(due)
+
+    await eventually(is_there, "a heartbeat waits for its time")
+    return min(due)
 
 
 def working(queue: JobQueue, handler: Any, **options: Any) -> Any:
