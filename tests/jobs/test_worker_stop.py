@@ -11,11 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from conquiet import Job, JobQueue, JobState, JobWorker
+from conquiet import Job, JobQueue, JobSpec, JobState, JobWorker
 from conquiet.jobs import running
-from tests.contracts.jobs_flavours import serving
+from conquiet.kit.clock import ManualClock
+from tests.contracts.jobs_flavours import Backend, serving
 from tests.jobs.working import Gate, Holding, Late, Silent, counted, queue_in, ran, settled
 from tests.rigs.waiting import LONG, eventually
+
+pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
 
 def worker_of(queue: JobQueue, handler: Any, **options: Any) -> JobWorker:
@@ -244,6 +247,28 @@ async def test_a_run_that_is_cancelled_while_the_store_stands_still_ends_all_the
     worker = worker_of(queue_in(store), Gate(), drain_timeout=3600)
     await asyncio.wait_for(cancelled(worker, store.asked), LONG)
     assert not worker.health().healthy
+
+
+async def test_runs_that_are_cancelled_at_any_moment_strand_no_job(backend: Backend) -> None:
+    """Sooner or later in the life of a worker: before, within and after its claims and acks."""
+    async with backend.make("core", ManualClock()) as store:
+        queue = queue_in(store)
+        await queue.enqueue_many([JobSpec(number, max_retries=0) for number in range(60)])
+
+        async def handler(job: Job) -> None: ...
+
+        for turns in range(40):
+            running = asyncio.ensure_future(worker_of(queue, handler, concurrency=2).run())
+            await asyncio.sleep(0.002 * (turns % 10))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+        counts = await queue.counts()
+        assert (counts[JobState.IN_FLIGHT], counts[JobState.FAILED]) == (0, 0)
+        async with serving(worker_of(queue, handler)):
+            await settled(queue, succeeded=60)
 
 
 async def test_a_run_that_a_scope_cancels_gives_its_jobs_back() -> None:
