@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -239,6 +241,45 @@ async def test_a_stolen_job_cancels_its_handler(backend: Backend, store: JobStor
     assert job is not None
     assert (job.state, job.result) == (JobState.SUCCEEDED, "the thief's")
     assert ran(queue) == {"lost": 1}
+
+
+@pytest.mark.any_server
+@pytest.mark.parametrize("max_retries", [0, 1])
+async def test_a_handler_that_holds_the_interpreter_loses_its_job(url: str, max_retries: int) -> None:
+    """A call into C that never lets another thread run: nothing in its process can renew. It costs attempts, and what
+    the handler returns in the end changes nothing."""
+    async with RedisStore(url) as store:
+        heir = queue_in(store, lease_ttl=3600.0)
+        id = await heir.enqueue(1, max_retries=max_retries)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.jobs.gil_worker", url, heir.name, "0.3"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert await asyncio.wait_for(process.stdout.readline(), LONG) == b"began\n"
+            await eventually(lambda: _is_taken_over(heir, id, max_retries), "the lease runs out")
+            before = await heir.get(id)
+            process.stdin.write(b"!")
+            assert await asyncio.wait_for(process.wait(), LONG) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        job = await heir.get(id)
+        assert job == before
+        assert job is not None
+        assert (job.attempts, job.result) == (1 + max_retries, None)
+
+
+async def _is_taken_over(heir: JobQueue, id: str, max_retries: int) -> bool:
+    got = [(job.id, job.attempts) for job in await heir.claim(worker="heir")]
+    job = await heir.get(id)
+    assert job is not None
+    return got == [(id, 2)] if max_retries else (job.state, job.last_error) == (JobState.FAILED, "lease expired")
 
 
 async def test_how_a_handler_ends_that_lost_its_job_does_not_count() -> None:
