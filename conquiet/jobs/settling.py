@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
@@ -24,8 +23,9 @@ _MOST_BYTES: Final = 1 << 20
 _STEP: Final = 8
 """How many times fewer go together after a failure, and more after a success."""
 _STRIKES: Final = 3
-_HOPELESS: Final = 60.0
-"""Seconds for which an outcome is tried alone that a store refuses while it answers other questions."""
+"""How often an outcome is refused alone before the question is whether that is its own fault."""
+_NOTHING: Final = Settlement("", 0, "release")
+"""Of a job that is not there: a store that takes outcomes says so, and changes nothing."""
 AFTER_ERROR: Final = Backoff(base=0.05, cap=2.0)
 """How long to wait before a store that failed is asked again."""
 
@@ -36,15 +36,6 @@ class Written(Protocol):
     """Told of settlements that the store has answered for, and whether each was applied."""
 
     def __call__(self, outcomes: Sequence[tuple[Settlement, bool]]) -> None: ...
-
-
-@dataclass(slots=True)
-class _Strikes:
-    """How often the store has refused an outcome alone; what had been written, and which time it was, at the first."""
-
-    written: int
-    since: float
-    count: int = 0
 
 
 class Settling:
@@ -63,8 +54,8 @@ class Settling:
         self._limit = _MOST
         self._doubtful: set[_Lease] = set()
         """Those of a write that has failed, which may have been done."""
-        self._struck: dict[_Lease, _Strikes] = {}
-        self._written = 0
+        self._struck: Counter[_Lease] = Counter()
+        """How often each was refused alone."""
         self._news = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -136,7 +127,6 @@ class Settling:
         outcomes = [*((one, True) for one in written.values()), *zip(left, done, strict=True)]
         self.failures = 0
         self._limit = min(_MOST, self._limit * _STEP)
-        self._written += len(batch)
         self._done(batch, outcomes)
 
     async def _write_alone(self, settlement: Settlement) -> list[bool]:
@@ -144,12 +134,10 @@ class Settling:
         try:
             return await self._dispatch.settle([settlement])
         except Exception as error:
-            now = self._dispatch.store.clock.monotonic()
-            strikes = self._struck.setdefault(_lease(settlement), _Strikes(self._written, now))
-            strikes.count += 1
-            are_others_fine = not isinstance(error, QueueError) or strikes.written < self._written
-            if strikes.count < _STRIKES or not (are_others_fine or now - strikes.since > _HOPELESS):
+            self._struck[_lease(settlement)] += 1
+            if self._struck[_lease(settlement)] < _STRIKES:
                 raise
+            await self._dispatch.store.settle(self._dispatch.queue, [_NOTHING])  # or none can be written now
             self._say_goodbye(settlement, error)
             return [False]
 

@@ -64,11 +64,12 @@ class JobWorker:
     What the handler returns is kept as the job's result; if it raises, the job is tried again by the queue's policy
     (``Reject``: not again; ``Retry``: after its delay). No job is claimed before there is a place for it. Its lease is
     renewed, from the claim until the store has the outcome, in a way that a handler which blocks the event loop cannot
-    hold up; if the lease is lost all the same, the handler is cancelled. Handlers are ``async`` or plain functions,
-    which run in threads. After ``execution_timeout`` seconds a try has failed, and its handler is cancelled.
+    hold up; only a call into C that lets no other thread of the process run for longer than the lease can. If the lease
+    is lost all the same, the handler is cancelled. Handlers are ``async`` or plain functions, which run in threads.
+    After ``execution_timeout`` seconds a try has failed, and its handler is cancelled.
 
-    While the store cannot be reached, the worker goes on trying. A process that dies loses nothing: its jobs are
-    claimed by others when their leases have run out.
+    While the store cannot be reached, the worker goes on trying, and begins no more than it can tell the store of. A
+    process that dies loses nothing: its jobs are claimed by others when their leases have run out.
     """
 
     def __init__(

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from conquiet import ConfigError, Job, JobState, JobWorker, RetryPolicy, sync
-from tests.contracts.jobs_flavours import Recorder, serving
+from conquiet import ConfigError, Job, JobState, JobWorker, PostgresStore, QueueError, RedisStore, RetryPolicy, sync
+from conquiet.kit.clock import ManualClock
+from tests.contracts.jobs_flavours import Backend, Recorder, serving
 from tests.jobs.working import Gate, Watched, queue_in, working
+from tests.rigs.postgres import LocalPostgres
 from tests.rigs.waiting import LONG, eventually
+
+pytest_plugins = ("tests.contracts.jobs_fixtures", "tests.jobs.postgres_fixtures")
 
 
 async def test_a_worker_that_was_stopped_before_it_runs_does_nothing() -> None:
@@ -112,6 +116,40 @@ def test_what_no_worker_can_be_is_refused(options: dict[str, Any], message: str)
     """Construction fails naming the field."""
     with pytest.raises(ConfigError, match=message):
         JobWorker(**{"queue": queue_in(), "handler": Recorder(), **options})
+
+
+# --- stores that nobody entered ---------------------------------------------------------------------------------
+
+
+async def test_a_store_that_was_not_opened_is_opened_by_the_first_who_needs_it(backend: Backend) -> None:
+    store = backend.make("core", ManualClock())
+    queue, seen = queue_in(store), Recorder()
+    try:
+        async with asyncio.timeout(LONG), working(queue, seen):
+            assert (await queue.wait(await queue.enqueue(1), LONG)).state is JobState.SUCCEEDED
+            assert await queue.claim(timeout=0.01) == []
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.any_server
+async def test_a_store_that_was_closed_says_so(url: str) -> None:
+    async with RedisStore(url) as store:
+        queue = queue_in(store)
+        id = await queue.enqueue(1)
+    async with asyncio.timeout(LONG):
+        for call in (queue.enqueue(1), queue.claim(timeout=LONG), queue.wait(id), queue.counts()):
+            with pytest.raises(QueueError, match="closed"):
+                await call
+        async with working(queue, Recorder()) as worker:
+            await eventually(lambda: worker.health().failures > 1, "it says that it cannot")
+            assert not worker.health().healthy
+
+
+async def test_a_worker_whose_tables_are_missing_ends_with_what_to_do(pg: LocalPostgres, schema: str) -> None:
+    async with PostgresStore(pg.dsn, schema=schema) as store:
+        with pytest.raises(ConfigError, match="migrate"):
+            await asyncio.wait_for(JobWorker(queue_in(store), Recorder(), handle_signals=False).run(), LONG)
 
 
 # --- handlers -------------------------------------------------------------------------------------------------------

@@ -23,11 +23,13 @@ from conquiet import (
 from conquiet.jobs.job import Settlement
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.scripts import Script
-from tests.contracts.jobs_flavours import Recorder
+from tests.contracts.jobs_flavours import Backend, Recorder
 from tests.jobs.working import Gate, Holding, queue_in, settled, working
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
+
+pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
 PLACES: Final = 5
 FULL: Final = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
@@ -162,25 +164,27 @@ async def test_an_outcome_that_the_store_cannot_keep_holds_up_no_others(
     assert (job.state, job.last_error) == (JobState.FAILED, "lease expired")
 
 
-async def test_an_outcome_that_alone_is_refused_is_given_up_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """It has the only place, so there will be no others that could tell whose fault it is."""
-    clock = ManualClock()
-    store = Fussy(refusing("bad", QueueError("no")), clock=clock)
+async def test_an_outcome_that_is_refused_frees_its_place_also_if_that_is_the_only_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Fussy(refusing("bad", QueueError("no")))
     queue, seen = queue_in(store, retry=RetryPolicy(max_retries=0)), Recorder()
     await queue.enqueue(1, job_id="bad")
     next_one = await queue.enqueue(2)
-    async with working(queue, seen, concurrency=1) as worker:
-        await eventually(lambda: worker.health().failures >= 4, "it tries")
-        assert (len(seen.jobs), worker.health().healthy) == (1, False)
-        clock.advance(61)
+    async with working(queue, seen, concurrency=1):
         assert (await queue.wait(next_one, LONG)).state is JobState.SUCCEEDED
+    assert len(store.batches) > 3, "it was tried again"
     assert "job 'bad': its outcome cannot be kept" in caplog.text
 
 
-async def test_outcomes_wait_for_a_store_that_is_away_however_long() -> None:
+@pytest.mark.parametrize("answers", [False, True])
+async def test_outcomes_wait_for_a_store_that_takes_none_however_long(answers: bool) -> None:
+    """It is away, or it answers questions only: that is no fault of an outcome's."""
+
     class Away(Fussy):
         async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
-            self.check([])
+            if not answers:
+                self.check([])
             return await super().find(queue, ids)
 
     def away(settlements: Sequence[Settlement]) -> None:
@@ -198,6 +202,15 @@ async def test_outcomes_wait_for_a_store_that_is_away_however_long() -> None:
         clock.advance(10)
         await settled(queue, succeeded=10)
     assert len(seen.jobs) == 10
+
+
+async def test_a_store_that_takes_outcomes_takes_that_of_no_job(backend: Backend) -> None:
+    """By which a worker tells whose fault a refusal is; nothing is changed by it."""
+    async with backend.make("core", ManualClock()) as store:
+        queue = queue_in(store)
+        await queue.enqueue(1)
+        assert await store.settle(queue.name, [Settlement("", 0, "release")]) == [False]
+        await settled(queue, ready=1)
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
