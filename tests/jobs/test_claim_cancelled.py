@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import anyio
 import pytest
 
-from conquiet import JobQueue, QueueError, RedisStore
+from conquiet import JobQueue, JobState, QueueError, RedisStore
 from conquiet.jobs.store import Claimed, Wanted
 from conquiet.kit.clock import ManualClock
 from tests.jobs.working import Late, Silent, Watched, counted, queue_in, settled
@@ -69,8 +69,11 @@ async def test_a_claim_that_is_cancelled_gives_back_what_it_got(end: End) -> Non
     await store.claimed.wait()
     for _ in range(10):
         await asyncio.sleep(0)
+    assert ending.done() == (end is by_task_twice), "it waits for the answer"
     store.answer.set()
     await asyncio.wait_for(ending, LONG)
+    if end is not by_task_twice:
+        assert (await queue.counts())[JobState.READY] == 3
     await all_free_of_cost(queue, ids)
     assert counted(queue, "released_total") == 2
 
