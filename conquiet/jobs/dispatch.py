@@ -61,7 +61,7 @@ class Dispatch:
     async def _claim(self, count: int, worker: str) -> Claimed:
         share = shares(count, self._turn)
         most = self.retry.max_retries
-        wanted = Wanted(count, rules.text("worker", worker), self._ttl_ms, most, share.retries, share.lowest)
+        wanted = Wanted(count, rules.text("worker", worker), self._ttl_ms, most, share.retries, share.oldest)
         claimed = await self.store.claim(self.queue, wanted)
         if claimed.jobs:
             self._turn += 1

@@ -24,10 +24,10 @@ _MOST_BRIEF: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How many of a claim's places go first to jobs that were tried before, and to the lowest priority."""
+    """How many of a claim's places go first to jobs that were tried before, and to who has waited longest."""
 
     retries: int
-    lowest: int
+    oldest: int
 
 
 def shares(count: int, turn: int) -> Shares:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -12,7 +12,12 @@ from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
 
-__all__ = ["Claimed", "Expired", "JobPage", "JobStore", "Keep", "Lease", "Wanted"]
+__all__ = ["MOST_BYTES", "MOST_CLAIMED", "Claimed", "Expired", "JobPage", "JobStore", "Keep", "Lease", "Wanted"]
+
+MOST_CLAIMED: Final = 1000
+"""How many jobs one call claims at most."""
+MOST_BYTES: Final = 8 << 20
+"""How many bytes of jobs one call reads or writes, give or take one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,11 @@ class Wanted:
 
     Jobs are claimed in the order of priority (larger first), then of the moment since which they may be claimed,
     then of enqueueing. But of the ``count``, up to ``retries`` go first to jobs that were tried before, and then up to
-    ``lowest`` to those of the lowest priority that waits, so that neither starves. The answer is in claim order.
+    ``oldest`` to those that have waited longest, whatever their priority (of equals the more urgent first), so that
+    nothing starves. The answer is in claim order.
+
+    At most :data:`MOST_CLAIMED` jobs are given at a time, and fewer if their payloads come to more than
+    :data:`MOST_BYTES`: who has a share comes first then too, and there is always one.
     """
 
     count: int
@@ -56,7 +65,16 @@ class Wanted:
     ttl_ms: int
     max_retries: int
     retries: int = 0
-    lowest: int = 0
+    oldest: int = 0
+
+    def bounded(self) -> Wanted:
+        """The same, but for no more jobs than are given at a time."""
+        if self.count <= MOST_CLAIMED:
+            return self
+        share = MOST_CLAIMED // 5
+        return replace(
+            self, count=MOST_CLAIMED, retries=min(self.retries, share), oldest=min(self.oldest, share)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,11 @@ class JobKeys:
         return self._key("highest")
 
     @property
+    def waits(self) -> str:
+        """ZSET of the priorities in ``ready``, each by a moment no later than that since which its first job waits."""
+        return self._key("waits")
+
+    @property
     def news(self) -> str:
         """STREAM of one entry: its ID changes when there is something to claim where nothing was."""
         return self._key("news")
@@ -237,7 +242,7 @@ class JobKeys:
         jobs = [self.jobs, self.records, self.errors]
         lines = [self.ready, self.retries, self.delayed, self.put_off, self.leases, self.held]
         counters = [self.sequence, self.highest]
-        return [*jobs, *lines, self.succeeded, self.failed, *counters, self.news, self.ended, self.watched]
+        return [*jobs, *lines, self.succeeded, self.failed, *counters, self.news, self.ended, self.watched, self.waits]
 
     def _key(self, what: str) -> str:
         key = f"conquiet:jobs:{{{self.queue}}}:{what}"

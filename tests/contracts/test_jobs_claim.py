@@ -98,10 +98,21 @@ async def test_of_an_empty_queue_nothing_is_claimed(jobs: JobQueue) -> None:
 
 
 async def test_many_can_be_claimed_at_once(jobs: JobQueue) -> None:
+    """A thousand at most, however many were asked for."""
     ids = await jobs.enqueue_many(range(1500))
-    claimed = await jobs.claim(1200)
-    assert ids_of(claimed) == ids[:1200]
-    assert await tally(jobs) == (300, 1200, 0, 0)
+    assert ids_of(await jobs.claim(1200)) == ids[:1000]
+    assert await tally(jobs) == (500, 1000, 0, 0)
+
+
+async def test_a_claim_is_bounded_by_bytes_and_shares_come_first(jobs: JobQueue, clock: ManualClock) -> None:
+    """8 MiB a call: what does not fit is claimed next."""
+    large = "x" * 3_000_000
+    await jobs.enqueue_many([JobSpec(large, id, priority=1) for id in ("low0", "low1")])
+    clock.advance(1)
+    await jobs.enqueue_many([JobSpec(large, id, priority=2) for id in names("high", 4)])
+    await jobs.enqueue("x" * 9_000_000, job_id="huge", priority=-1)
+    got = [ids_of(await jobs.claim(10)) for _ in range(3)]
+    assert got == [["high0", "low0", "low1"], ["high1", "high2", "high3"], ["huge"]]
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -123,6 +134,7 @@ async def test_a_larger_priority_is_sooner(jobs: JobQueue) -> None:
 async def test_the_answer_of_a_claim_is_in_order_whoever_had_a_share(jobs: JobQueue, clock: ManualClock) -> None:
     await retries(jobs, clock, "tried")
     await fresh(jobs, "low", priority=-1)
+    clock.advance(1)
     await fresh(jobs, *names("high", 10), priority=1)
     assert ids_of(await jobs.claim(5)) == ["high0", "high1", "high2", "tried", "low"]
 
@@ -196,13 +208,57 @@ async def test_only_what_is_due_is_claimed(jobs: JobQueue, clock: ManualClock) -
     assert (left.state, left.attempts) == (JobState.READY, 1)
 
 
-async def test_a_fifth_of_a_claim_goes_to_the_lowest_priority(jobs: JobQueue) -> None:
-    """So that no stream of more urgent jobs keeps it waiting for ever."""
-    await fresh(jobs, *names("low", 5), priority=-5)
-    await fresh(jobs, *names("mid", 20), priority=0)
-    await fresh(jobs, *names("high", 20), priority=5)
-    assert ids_of(await jobs.claim(10)) == [*names("high", 8), "low0", "low1"]
-    assert ids_of(await jobs.claim(3)) == ["high8", "high9", "low2"]
+async def test_a_fifth_of_a_claim_goes_to_who_has_waited_longest(jobs: JobQueue, clock: ManualClock) -> None:
+    """Whatever its priority: so that no stream of others keeps it waiting for ever, neither below nor above it."""
+    for letter, priority in (("mid", 0), ("low", -5), ("high", 5), ("mid-late", 0)):
+        await fresh(jobs, *names(letter, 12), priority=priority)
+        clock.advance(1)
+    got = [ids_of(await jobs.claim(count)) for count in (10, 10, 20, 3)]
+    assert got[0] == [*names("high", 8), "mid0", "mid1"]
+    assert got[1] == [*names("high", 12)[8:], *names("mid", 8)[2:]], "those in front are the longest waiting too"
+    assert got[2] == [*names("mid", 12)[8:], *names("mid-late", 12), *names("low", 4)]
+    assert got[3] == ["low4", "low5", "low6"]
+
+
+async def test_of_those_who_have_waited_equally_long_the_most_urgent_comes(
+    jobs: JobQueue, clock: ManualClock
+) -> None:
+    await jobs.enqueue_many([JobSpec(1, f"{priority}", priority=priority) for priority in (3, -7, 5, 4)])
+    clock.advance(1)
+    await fresh(jobs, *names("high", 20), priority=9)
+    assert [ids_of(await jobs.claim(5))[-1] for _ in range(4)] == ["5", "4", "3", "-7"]
+
+
+@pytest.mark.parametrize("priorities", [3, 40])
+async def test_no_priority_starves_under_a_stream_of_others(
+    jobs: JobQueue, clock: ManualClock, priorities: int
+) -> None:
+    """New ones of the highest and of the lowest priority come as fast as jobs are claimed."""
+    between = [f"between-{n}" for n in range(priorities)]
+    await jobs.enqueue_many([JobSpec(1, id, priority=at + 1) for at, id in enumerate(between)])
+    got: list[str] = []
+    for turn in range(priorities + 2):
+        clock.advance(1)
+        await fresh(jobs, *(f"high-{turn}-{n}" for n in range(4)), priority=100)
+        await fresh(jobs, f"low-{turn}", priority=-100)
+        got += ids_of(await jobs.claim(5))
+    assert set(between) <= set(got)
+
+
+async def test_who_lines_up_again_waits_since_its_first_time(jobs: JobQueue, clock: ManualClock) -> None:
+    """Released, cancelled or claimed: what has left the line is not looked for, what came back is found."""
+    await fresh(jobs, "a", "b", "c", priority=1)
+    clock.advance(1)
+    await fresh(jobs, *names("high", 30), priority=9)
+    clock.advance(1)
+    await fresh(jobs, *names("low", 5), priority=-9)
+    first = await jobs.claim(5)
+    assert ids_of(first) == [*names("high", 4), "a"]
+    await jobs.cancel("b")
+    await jobs.release(first[-1])
+    assert ids_of(await jobs.claim(5)) == [*names("high", 8)[4:], "a"]
+    assert ids_of(await jobs.claim(5)) == [*names("high", 12)[8:], "c"]
+    assert ids_of(await jobs.claim(25))[-3:] == ["low2", "low3", "low4"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -203,17 +203,17 @@ def test_small_claims_take_turns(count: int) -> None:
     """Over many claims, each has at least a tenth of the places, and the order decides on most or half of them."""
     turns = 100
     of_retries = _summed(count, turns, lambda share: share.retries)
-    of_lowest = _summed(count, turns, lambda share: share.lowest)
+    of_oldest = _summed(count, turns, lambda share: share.oldest)
     assert of_retries >= count * turns // 10
-    assert of_lowest >= count * turns // 10
-    assert of_retries + of_lowest <= count * turns // 2
+    assert of_oldest >= count * turns // 10
+    assert of_retries + of_oldest <= count * turns // 2
 
 
 @pytest.mark.parametrize("count", range(1, 40))
 @pytest.mark.parametrize("turn", range(12))
 def test_shares_never_take_all_the_places(count: int, turn: int) -> None:
     share = shares(count, turn)
-    assert 0 <= share.retries + share.lowest <= max(count - 1, 1)
+    assert 0 <= share.retries + share.oldest <= max(count - 1, 1)
 
 
 # --- the policies themselves ------------------------------------------------------------------------------------------

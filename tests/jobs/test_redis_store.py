@@ -158,12 +158,43 @@ async def test_lists_may_be_longer_than_the_stack_of_lua(store: RedisStore) -> N
         await store.add(QUEUE, new("new", *ids[:3], *ids[-700:]))
     assert refused.value.job_ids == (*ids[:3], *ids[-700:])
     assert await store.find(QUEUE, ["new"]) == [None]
-    claimed = await claim(store, 9001, retries=1800, lowest=1800)
-    assert [job.id for job in claimed.jobs] == ids
-    leases = [Lease.of(job) for job in claimed.jobs]
-    assert all(await store.renew(QUEUE, leases, TTL))
-    assert all(await store.settle(QUEUE, acks(claimed.jobs)))
+    claimed: list[Job] = []
+    while len(claimed) < len(ids):
+        claimed += (await claim(store, 9001, retries=1800, oldest=1800)).jobs
+    assert [job.id for job in claimed] == ids
+    assert all(await store.renew(QUEUE, [Lease.of(job) for job in claimed], TTL))
+    assert all(await store.settle(QUEUE, acks(claimed)))
     assert [job and job.state for job in await store.find(QUEUE, ids)] == [SUCCEEDED] * 9001
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["as it was", "with a new job"])
+async def test_a_line_that_an_older_version_filled_is_explored(
+    store: RedisStore, url: str, keys: JobKeys, clock: ManualClock, is_new: bool
+) -> None:
+    """It knows nothing of who has waited longest, in whichever of very many priorities."""
+    await store.add(QUEUE, [NewJob(f"p{at}", b"{}", priority=at) for at in range(250)])
+    await store.add(QUEUE, new("first", priority=0))
+    clock.advance(1)
+    await store.add(QUEUE, [NewJob(f"high{at}", b"{}", priority=1000) for at in range(50)])
+    await ask(url, "DEL", keys.waits)
+    if is_new:
+        clock.advance(1)
+        await store.add(QUEUE, new("late", priority=500))
+    got = [job.id for _ in range(5) for job in (await claim(store, 5, oldest=1)).jobs]
+    assert [id for id in got if id.startswith("p")] == ["p249", "p248", "p247", "p246", "p245"]
+
+
+async def test_what_was_cancelled_in_line_is_passed_over(store: RedisStore, clock: ManualClock) -> None:
+    """However many priorities have nobody in line any more."""
+    await store.add(QUEUE, [NewJob(f"p{at}", b"{}", priority=at) for at in range(300)])
+    clock.advance(1)
+    await store.add(QUEUE, new("low", priority=-1))
+    clock.advance(1)
+    await store.add(QUEUE, [NewJob(f"high{at}", b"{}", priority=1000) for at in range(50)])
+    for at in range(300):
+        await store.cancel(QUEUE, f"p{at}")
+    got = [job.id for _ in range(3) for job in (await claim(store, 5, oldest=1)).jobs]
+    assert "low" in got
 
 
 async def test_one_bad_settlement_does_not_hurt_its_neighbours(store: RedisStore) -> None:

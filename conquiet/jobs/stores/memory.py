@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import new_lock
@@ -104,7 +104,7 @@ class MemoryStore:
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
         with self._lock:
-            mine, now = self._of(queue), self._now()
+            mine, now, wanted = self._of(queue), self._now(), wanted.bounded()
             expired = self._expire(mine, now, wanted.max_retries)
             due = [job for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms <= now]
             chosen = _chosen(sorted(due, key=mine.order), wanted)
@@ -260,9 +260,18 @@ def _chosen(due: Sequence[Job], wanted: Wanted) -> list[Job]:
         chosen.update((job.id, job) for job in left[: max(0, most)])
 
     take([job for job in due if job.attempts], wanted.retries)
-    take([job for job in due if job.priority == due[-1].priority], wanted.lowest)
+    take(sorted(due, key=lambda job: job.ready_ms), wanted.oldest)
     take(list(due), wanted.count - len(chosen))
-    return list(chosen.values())
+    return list(_within_bounds(chosen.values()))
+
+
+def _within_bounds(jobs: Iterable[Job]) -> Iterator[Job]:
+    size = 0
+    for job in jobs:
+        if size >= MOST_BYTES:
+            return
+        yield job
+        size += len(job.raw)
 
 
 def _claimed(wanted: Wanted, now: int, claim_id: str, above: int, job: Job) -> Job:

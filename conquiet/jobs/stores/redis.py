@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
 from conquiet.jobs.stores._redis_records import LETTERS, Claim, added, claimed_jobs, known_jobs, settled, token_of
 from conquiet.jobs.stores._redis_watch import Watch
@@ -148,7 +148,8 @@ class RedisStore:
 
         What is in line but is no job, because something else wrote there, is taken out of line and logged.
         """
-        shares = (wanted.count, wanted.retries, wanted.lowest)
+        wanted = wanted.bounded()
+        shares = (wanted.count, wanted.retries, wanted.oldest, MOST_BYTES)
         claim = Claim(queue, wanted.worker, wanted.ttl_ms, nonce())
         words = (HISTORY, EXPIRED, wanted.worker, claim.id, wanted.ttl_ms, wanted.max_retries, *shares)
         reply = await self._run(queue, _CLAIM, self._clock.offset_ms, *words)

@@ -7,6 +7,7 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
+--#include jobs_waits
 --#include jobs_change
 local offset, total = ARGV[1], tonumber(ARGV[2])
 local now = now_ms(offset)
@@ -50,6 +51,8 @@ for _, head in ipairs(runs) do
   if due > now then
     line, score = now_delayed, string.format('%d', due)
     soonest = math.min(soonest, due)
+  else
+    note_wait(priority, due)
   end
   local put, noted, tens, last = #line, #firsts, nil, 9
   for word = head + 4, head + 3 + 2 * tonumber(length), 2 do

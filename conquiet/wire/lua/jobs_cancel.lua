@@ -6,6 +6,7 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
+--#include jobs_waits
 --#include jobs_change
 local offset, history, cancelled, id = unpack(ARGV)
 local now, job = now_ms(offset), job_of(id)

@@ -1,4 +1,4 @@
--- Fragment: changing jobs, all writes of one kind at once. Needs the fragments jobs_keys and jobs_record.
+-- Fragment: changing jobs, all writes of one kind at once. Needs the fragments jobs_keys, jobs_record and jobs_waits.
 
 local written_records, unleased, over = {}, {}, {}
 local now_ready, now_retries, now_delayed, now_put_off = {}, {}, {}, {}
@@ -23,6 +23,7 @@ local function line_up(job, now)
   end
   now_ready[#now_ready + 1] = '0'
   now_ready[#now_ready + 1] = place
+  note_wait(job.priority, job.ready)
   if job.attempts > 0 then
     now_retries[#now_retries + 1] = '0'
     now_retries[#now_retries + 1] = place
@@ -88,6 +89,7 @@ local function write_down()
   in_pieces('HSET', records, written_records)
   in_pieces('ZREM', leases, unleased)
   in_pieces('ZREM', held, unleased)
+  write_waits()
   in_pieces('ZADD', ready, now_ready)
   in_pieces('ZADD', retries, now_retries)
   in_pieces('ZADD', delayed, now_delayed)

@@ -1,7 +1,8 @@
 -- Gives up leases that have run out, lets jobs whose time has come get in line, and leases what is wanted.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, longest history, error of an expired lease, worker, the claim's own ID, ttl ms, most retries, then
---        how many jobs, how many of them first to those tried before, and how many then to those of the lowest priority
+--        how many jobs, how many of them first to those tried before, how many then to those that have waited longest, and
+--        how many bytes of jobs
 -- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1, mark, {ID, 1 if failed else 0... of the expired},
 --        {IDs that are no jobs and were taken out of line...},
 --        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
@@ -9,8 +10,9 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
+--#include jobs_waits
 --#include jobs_change
-local offset, history, lapsed, worker, claim_id, ttl, max_retries, count, from_tried, from_lowest = unpack(ARGV)
+local offset, history, lapsed, worker, claim_id, ttl, max_retries, count, from_tried, from_oldest, most_bytes = unpack(ARGV)
 local now = now_ms(offset)
 local expired, broken, moved = {}, {}, 0
 -- What one call moves at most: leases that ran out, and jobs that fell due.
@@ -46,6 +48,7 @@ end
 for _, place in ipairs(due) do
   now_ready[#now_ready + 1] = '0'
   now_ready[#now_ready + 1] = place
+  note_wait(string.sub(place, 1, 10), since_of(place))
   if string.sub(place, 38, 38) == '1' then
     now_retries[#now_retries + 1] = '0'
     now_retries[#now_retries + 1] = place
@@ -56,31 +59,20 @@ in_pieces('ZREM', delayed, due)
 in_pieces('ZREM', put_off, due)
 write_down()
 
--- The places to take, in claim order.
+-- The places to take, in claim order, and those of them that have a share.
 local function chosen()
-  count, from_tried, from_lowest = tonumber(count), tonumber(from_tried), tonumber(from_lowest)
-  if count <= 0 then return {} end
+  count, from_tried, from_oldest = tonumber(count), tonumber(from_tried), tonumber(from_oldest)
+  if count <= 0 then return {}, {} end
   local is_taken, first = {}, {}
-  local function take(places, most)
-    for _, place in ipairs(places) do
-      if most <= 0 then break end
-      if not is_taken[place] then
-        is_taken[place] = true
-        first[#first + 1] = place
-        most = most - 1
-      end
-    end
+  if from_tried > 0 then
+    first = redis.call('ZRANGE', retries, 0, from_tried - 1)
+    for _, place in ipairs(first) do is_taken[place] = true end
   end
-  if from_tried > 0 then take(redis.call('ZRANGE', retries, 0, from_tried - 1), from_tried) end
-  if from_lowest > 0 then
-    local last = redis.call('ZRANGE', ready, -1, -1)[1]
-    local lowest = last and '[' .. string.sub(last, 1, 10)
-    if last then
-      take(redis.call('ZRANGEBYLEX', ready, lowest, '+', 'LIMIT', 0, #first + from_lowest), from_lowest)
-    end
+  if from_oldest > 0 then
+    for _, place in ipairs(longest_waiting(from_oldest, is_taken)) do first[#first + 1] = place end
   end
   local head = redis.call('ZRANGE', ready, 0, count - 1)
-  if #first == 0 then return head end
+  if #first == 0 then return head, first end
   local all, left = {}, count - #first
   for _, place in ipairs(head) do
     local was_taken = is_taken[place]
@@ -99,12 +91,64 @@ local function chosen()
   end
   -- They differ in their digits at the latest, so the server's collation has no say in this.
   if not is_sorted then table.sort(all) end
-  return all
+  return all, first
 end
 
-local places, ids, tried = chosen(), {}, {}
-for at, place in ipairs(places) do
-  ids[at] = string.sub(place, 39)
+local function id_of(place)
+  return string.sub(place, 39)
+end
+
+-- What was enqueued under each ID; nil if that is too much for one call. Some at a time, since any may be large.
+local function firsts_of(ids)
+  local found, size = {}, 0
+  for from = 1, #ids, 16 do
+    for _, first in ipairs(redis.call('HMGET', jobs, unpack(ids, from, math.min(from + 15, #ids)))) do
+      found[#found + 1] = first
+      size = size + (first and #first or 0)
+    end
+    if size > most_bytes and #ids > 1 then return nil end
+  end
+  return found
+end
+
+-- Those of the places that fit into one call, and at least one: who has a share comes before the others.
+local function fitting(places, first)
+  local fits, size, kept = {}, 0, {}
+  for _, some in ipairs({first, places}) do
+    for _, place in ipairs(some) do
+      if size < most_bytes and not fits[place] then
+        fits[place] = true
+        size = size + redis.call('HSTRLEN', jobs, id_of(place))
+      end
+    end
+  end
+  for _, place in ipairs(places) do
+    if fits[place] then
+      kept[#kept + 1] = place
+    else
+      note_wait(string.sub(place, 1, 10), since_of(place))
+    end
+  end
+  write_waits()
+  return kept
+end
+
+local function ids_of(places)
+  local ids = {}
+  for at, place in ipairs(places) do ids[at] = id_of(place) end
+  return ids
+end
+
+most_bytes = tonumber(most_bytes)
+local places, with_share = chosen()
+local ids, tried = ids_of(places), {}
+local firsts = firsts_of(ids)
+if not firsts then
+  places = fitting(places, with_share)
+  ids = ids_of(places)
+  firsts = values_of(jobs, ids)
+end
+for _, place in ipairs(places) do
   if string.sub(place, 38, 38) == '1' then tried[#tried + 1] = place end
 end
 in_pieces('ZREM', ready, places)
@@ -116,7 +160,7 @@ local put, now_text, until_text = 0, string.format('%d', now), string.format('%d
 local base = math.max(tonumber(redis.call('GET', highest) or 0) + 1, now)
 local top, token_of = base, '%d.' .. claim_id
 local begin, by_worker = string.format('I - 1 ' .. token_of .. ' %s ', base, now_text), ' ' .. #worker .. ' ' .. worker
-local firsts, known = values_of(jobs, ids), values_of(records, ids)
+local known = values_of(records, ids)
 for at, id in ipairs(ids) do
   local text, first, counts = nil, firsts[at], ''
   local since = first and since_first(first)

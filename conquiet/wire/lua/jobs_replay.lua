@@ -6,6 +6,7 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
+--#include jobs_waits
 --#include jobs_change
 local now, id = now_ms(ARGV[1]), ARGV[2]
 local job = job_of(id)

@@ -8,6 +8,7 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
+--#include jobs_waits
 --#include jobs_change
 go_on_when_full(jobs)
 local history = tonumber(ARGV[2])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
@@ -134,14 +134,15 @@ class PostgresStore:
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
         mark, offset = self._listener.mark(queue), self._clock.offset_ms
-        claim = (queue, offset, wanted.worker, wanted.ttl_ms, wanted.count, wanted.retries, wanted.lowest)
+        wanted = wanted.bounded()
+        claim = (queue, offset, wanted.worker, wanted.ttl_ms, wanted.count, wanted.retries, wanted.oldest)
         claim_id = nonce()
-        [rows] = await self._run("claiming jobs", queue, ("claim", (*claim, False, claim_id)))
+        [rows] = await self._run("claiming jobs", queue, ("claim", (*claim, False, claim_id, MOST_BYTES)))
         gone: list[tuple[Any, ...]] = []
         if rows[0][0] is not None and rows[0][0] <= 0:
             late = (queue, offset, self._channel, wanted.max_retries, _MOST_EXPIRED, EXPIRED, HISTORY)
             ripe = (queue, offset, _MOST_PROMOTED)
-            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True, claim_id))]
+            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True, claim_id, MOST_BYTES))]
             gone, _, rows = await self._run("claiming jobs", queue, *calls)
         jobs = _in_order(queue, rows)
         times = [wanted.ttl_ms] * bool(jobs) + [max(0, row[0]) for row in rows[:1] if row[0] is not None]

@@ -1,7 +1,8 @@
--- Lease jobs to a worker: first some that were tried before, then some of the lowest priority, then the rest.
+-- Lease jobs to a worker: first some that were tried before, then some that have waited longest, then the rest.
 -- One row a job, at least one: the first column is in how many milliseconds a lease runs out that others hold, or
 -- something falls due that waits. If that is past, nothing is leased, unless $8: expire and promote must come first.
--- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 lowest, $8 in any case, $9 the claim's own ID
+-- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 oldest, $8 in any case, $9 the claim's own ID,
+-- $10 how many bytes of payloads at most, but for the last of them
 --
 -- A token is higher than the job's last one, than that of any job that was removed from the queue, and at least the
 -- time: so it rises even if the last one is lost with the server's last writes.
@@ -20,37 +21,35 @@ next AS MATERIALIZED (
 ),
 may AS MATERIALIZED (SELECT CASE WHEN $8::boolean OR ms > 0 OR ms IS NULL THEN 1 ELSE 0 END AS claim FROM next),
 again AS MATERIALIZED (
-    SELECT queue, id, number FROM {schema}.jobs
+    SELECT queue, id, number, octet_length(payload) AS size FROM {schema}.jobs
     WHERE queue = $1::text AND state = 'ready' AND due AND attempts > 0
     ORDER BY priority DESC, ready_ms, number
     LIMIT $6::bigint * (SELECT claim FROM may)
     FOR NO KEY UPDATE SKIP LOCKED
 ),
-lowest AS MATERIALIZED (
-    SELECT queue, id, number FROM {schema}.jobs
+oldest AS MATERIALIZED (
+    SELECT queue, id, number, octet_length(payload) AS size FROM {schema}.jobs
     WHERE queue = $1::text AND state = 'ready' AND due
-        AND priority = (
-            SELECT priority FROM {schema}.jobs
-            WHERE queue = $1::text AND state = 'ready' AND due
-            ORDER BY priority, ready_ms DESC, number DESC
-            LIMIT 1
-        )
         AND number <> ALL (ARRAY(SELECT number FROM again))
-    ORDER BY priority DESC, ready_ms, number
+    ORDER BY ready_ms, priority DESC, number
     LIMIT $7::bigint * (SELECT claim FROM may)
     FOR NO KEY UPDATE SKIP LOCKED
 ),
 rest AS MATERIALIZED (
-    SELECT queue, id FROM {schema}.jobs
+    SELECT queue, id, octet_length(payload) AS size FROM {schema}.jobs
     WHERE queue = $1::text AND state = 'ready' AND due
-        AND number <> ALL (ARRAY(SELECT number FROM again UNION ALL SELECT number FROM lowest))
-    ORDER BY priority DESC, ready_ms, number
+        AND number <> ALL (ARRAY(SELECT number FROM again UNION ALL SELECT number FROM oldest))
+    ORDER BY -priority, ready_ms, number
     LIMIT (SELECT claim FROM may)
-        * greatest(0, $5::bigint - (SELECT count(*) FROM again) - (SELECT count(*) FROM lowest))
+        * greatest(0, $5::bigint - (SELECT count(*) FROM again) - (SELECT count(*) FROM oldest))
     FOR NO KEY UPDATE SKIP LOCKED
 ),
 chosen AS MATERIALIZED (
-    SELECT queue, id FROM again UNION ALL SELECT queue, id FROM lowest UNION ALL SELECT queue, id FROM rest
+    SELECT queue, id, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (
+        SELECT queue, id, size FROM again
+        UNION ALL SELECT queue, id, size FROM oldest
+        UNION ALL SELECT queue, id, size FROM rest
+    ) AS all_of_them
 ),
 base AS MATERIALIZED (
     SELECT greatest(now, (SELECT token + 1 FROM {schema}.queues WHERE queue = $1::text)) AS token FROM moment
@@ -65,7 +64,7 @@ claimed AS (
         claimed_ms = (SELECT now FROM moment),
         lease_ms = (SELECT now FROM moment) + $4::bigint
     FROM chosen
-    WHERE j.queue = chosen.queue AND j.id = chosen.id
+    WHERE j.queue = chosen.queue AND j.id = chosen.id AND chosen.before < $10::bigint
     RETURNING {columns}
 )
 SELECT next.ms, claimed.* FROM next LEFT JOIN claimed ON true
