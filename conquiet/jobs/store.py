@@ -72,9 +72,7 @@ class Wanted:
         if self.count <= MOST_CLAIMED:
             return self
         share = MOST_CLAIMED // 5
-        return replace(
-            self, count=MOST_CLAIMED, retries=min(self.retries, share), oldest=min(self.oldest, share)
-        )
+        return replace(self, count=MOST_CLAIMED, retries=min(self.retries, share), oldest=min(self.oldest, share))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from itertools import count
 from typing import Final, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import NewJob
+from conquiet.kit.policy import Backoff
 from conquiet.kit.service import Background
 
-__all__ = ["Gathering"]
+__all__ = ["Gathering", "HeldError", "patiently"]
 
 _MOST: Final = 500
 _MOST_BYTES: Final = 1 << 20
+
+_BACKOFF: Final = Backoff(base=0.02, cap=0.5)
+"""How long to wait before an ID is tried again that somebody else holds."""
+
+
+class HeldError(Exception):
+    """Others have one of the IDs, in a transaction that has not ended; nothing was added. Never leaves a store."""
+
+
+async def patiently(add: Callable[[], Awaitable[None]]) -> None:
+    """Add, again and again while others hold an ID. No connection is kept meanwhile: that would keep it from others."""
+    for tries in count():
+        try:
+            await add()
+        except HeldError:
+            await asyncio.sleep(_BACKOFF.delay(tries))
+        else:
+            return
+
 
 _Place: TypeAlias = tuple[NewJob, "asyncio.Future[None]"]
 
@@ -70,7 +91,7 @@ class Gathering:
             raise
         self._close(queue, batch)
         if not batch.others and not is_behind:
-            await self._add(queue, [job])
+            await patiently(lambda: self._add(queue, [job]))
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._start(queue, [(job, mine), *batch.others])
@@ -91,7 +112,9 @@ class Gathering:
         if self._loop is not asyncio.get_running_loop():
             self._loop, self._background = asyncio.get_running_loop(), Background()
         # A task of its own, so that a caller who is cancelled takes nobody else along.
-        self._background.start(self._send(queue, places), "jobs-add")
+        sending = self._background.start(self._send(queue, places), "jobs-add")
+        # Cancelled before its first step, it never came to tell them.
+        sending.add_done_callback(lambda task: _abandon(places) if task.cancelled() else None)
 
     async def _send(self, queue: str, places: list[_Place]) -> None:
         try:
@@ -104,11 +127,19 @@ class Gathering:
                 raise
 
     async def _add_all(self, queue: str, places: list[_Place]) -> None:
+        tries = 0
         while places := [place for place in places if not place[1].done()]:
             try:
                 await self._add(queue, [job for job, _ in places])
             except DuplicateJobError as error:
                 _refuse(queue, places, error)
+            except HeldError:
+                if len(places) > 1:  # whoever's ID it is, the others do not wait for that
+                    for place in places:
+                        self._start(queue, [place])
+                    return
+                await asyncio.sleep(_BACKOFF.delay(tries))
+                tries += 1
             except ConfigError:
                 if len(places) == 1:
                     raise
@@ -116,6 +147,12 @@ class Gathering:
                     await self._send(queue, [place])
             else:
                 _tell(places)
+
+
+def _abandon(places: Sequence[_Place]) -> None:
+    for _, future in places:
+        if not future.done():
+            future.set_exception(_closed())
 
 
 def _tell(places: Sequence[_Place]) -> None:
@@ -137,7 +174,11 @@ def _refuse(queue: str, places: Sequence[_Place], error: DuplicateJobError) -> N
 def _own(error: BaseException) -> BaseException:
     """The same for one of several callers: each adds its own way to it."""
     if not isinstance(error, Exception):
-        return QueueError("the store was closed while a job was being added")
+        return _closed()
     mine = copy(error)
     mine.__cause__ = error.__cause__
     return mine
+
+
+def _closed() -> QueueError:
+    return QueueError("the store was closed while a job was being added")

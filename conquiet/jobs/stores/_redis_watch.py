@@ -67,6 +67,12 @@ class Watch:
         self._reading: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it listens no more, or is about to: somebody may have cancelled all tasks."""
+        reading = self._reading
+        return self._closed or (reading is not None and (reading.done() or reading.cancelling() > 0))
+
     # --- who waits --------------------------------------------------------------------------------------------
 
     async def listen(self, mark: str) -> Waiter | None:
@@ -155,6 +161,7 @@ class Watch:
         self._used = time.monotonic()
         if self._reading is None:
             self._reading = self._background.start(self._read(), "watch")
+            self._reading.add_done_callback(self._over)
 
     async def _read(self) -> None:
         try:
@@ -165,9 +172,14 @@ class Watch:
         except QueueError as error:
             self._fail(error)
         finally:
-            self._gone(self)
-            self._closed = True
-        await self._blocking.aclose()
+            self._over()
+            await self._blocking.aclose()
+
+    def _over(self, _: object = None) -> None:
+        """Nobody reads any more, or ever did: the task may have been cancelled before its first step."""
+        self._gone(self)
+        self._closed = True
+        self._fail(self._closing())
 
     def _closing(self) -> QueueError:
         return QueueError(f"queue {self._keys.queue!r} is not watched any more: its connection was closed")
@@ -194,7 +206,7 @@ class Watch:
 
     def _fail(self, error: QueueError) -> None:
         for waiter in [*self._listeners, *(one for waiting in self._ends.values() for one in waiting)]:
-            waiter.error = error
+            waiter.error = waiter.error or error
             waiter.event.set()
 
 

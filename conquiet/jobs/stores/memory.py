@@ -120,9 +120,7 @@ class MemoryStore:
         """Extend leases; false for each that is stale."""
         with self._lock:
             mine, now = self._of(queue), self._now()
-            return [
-                self._change(mine, lease, lambda job: job.renewed(now, ttl_ms)) for lease in leases
-            ]
+            return [self._change(mine, lease, lambda job: job.renewed(now, ttl_ms)) for lease in leases]
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""

@@ -292,7 +292,7 @@ class RedisStore:
 
     def _watch(self, queue: str) -> Watch:
         watch = self._watches.get(queue)
-        if watch is None or watch.loop is not asyncio.get_running_loop():
+        if watch is None or watch.is_over or watch.loop is not asyncio.get_running_loop():
             watch = Watch(self._link, JobKeys(queue, self._namespace), self._forget)
             self._watches[queue] = watch
         return watch

@@ -25,7 +25,18 @@ from psycopg.types.numeric import Int8BinaryDumper
 from conquiet.errors import ConfigError, ConquietError, QueueError
 from conquiet.jobs.stores.postgres.arrays import Array, Blobs, Integers, Texts
 
-__all__ = ["CROSSED", "FAILURES", "HARMLESS", "Connection", "connection_string", "refused", "teach"]
+__all__ = [
+    "CROSSED",
+    "FAILURES",
+    "HARMLESS",
+    "HELD",
+    "Connection",
+    "connection_string",
+    "is_about_options",
+    "refused",
+    "teach",
+    "with_plans",
+]
 
 _R = TypeVar("_R")
 
@@ -35,7 +46,17 @@ FAILURES: Final = (Error, OSError, UnicodeError)
 CROSSED: Final = (errors.UniqueViolation, errors.SerializationFailure, errors.DeadlockDetected)
 """A key is taken; a job of that key was just removed; two add the same keys in different orders. Nothing was done."""
 
-HARMLESS: Final = (DataError, IntegrityError, ProgrammingError, errors.SerializationFailure, errors.DeadlockDetected)
+HELD: Final = errors.LockNotAvailable
+"""Somebody else has what is wanted, and was waited for long enough. Nothing was done."""
+
+HARMLESS: Final = (
+    DataError,
+    IntegrityError,
+    ProgrammingError,
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.LockNotAvailable,
+)
 """The server refused one statement; the connection is as good as before."""
 
 _MISSING: Final = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
@@ -50,6 +71,20 @@ _DEFAULTS: Final = {
     "tcp_user_timeout": "30000",
 }
 
+
+# How the statements of a store are planned. Each has exactly one good plan, by its index; a plan that was made while the
+# table was small and kept when it has grown must be that one too. They come with the connection and are never set in a
+# session: a pooler gives sessions to others.
+_PLANS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    "default_transaction_isolation": r"read\ committed",
+}
 
 _INTERVAL: Final = 0.1
 """How often the driver looks up from a wait, in seconds; its own number."""
@@ -104,6 +139,19 @@ def connection_string(dsn: object) -> str:
     raise ConfigError(
         f"dsn must be like 'postgresql://user:password@host:5432/database', which {kind} is not"
     ) from None
+
+
+def with_plans(dsn: str) -> str:
+    """``dsn`` with the settings by which the statements of a store are planned, after its own."""
+    given = conninfo.conninfo_to_dict(dsn).get("options") or ""
+    ours = [f"-c {name}={value}" for name, value in _PLANS.items()]
+    return conninfo.make_conninfo(dsn, options=" ".join([str(given), *ours]).strip())
+
+
+def is_about_options(error: BaseException) -> bool:
+    """Whether a connection was refused because it brought settings along: by a pooler."""
+    text = str(error)
+    return "startup parameter" in text or "options" in text
 
 
 def refused(what: str, schema: str, error: BaseException) -> ConquietError:

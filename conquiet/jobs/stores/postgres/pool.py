@@ -14,6 +14,7 @@ from psycopg import AsyncRawCursor, pq
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.stores.postgres import driver
+from conquiet.jobs.stores._gathering import HeldError
 from conquiet.jobs.stores.postgres.statements import Statements
 from conquiet.kit.loopthread import forks, outlive_fork
 
@@ -31,6 +32,8 @@ class _State:
     """What belongs to one event loop of one process."""
 
     places: asyncio.Semaphore
+    adding: asyncio.Semaphore
+    """For those who add, and may have to wait for others' transactions: they never have all connections."""
     forks: int
     loop: asyncio.AbstractEventLoop | None = None
     idle: list[_Connection] = field(default_factory=list[_Connection])
@@ -48,6 +51,7 @@ class Pool:
         self.schema = schema
         self.statements = Statements(schema)
         self._dsn = driver.connection_string(dsn)
+        self._planning_dsn = driver.with_plans(self._dsn)
         self._size = size
         self._left: list[_State] = []
         self._mine = self._state()
@@ -63,19 +67,28 @@ class Pool:
             return [await self._rows(connection, call) for call in calls]
 
     async def was_added(self, what: str, call: Call) -> bool:
-        """Run one call; false if it failed as a whole because of others who write the same keys."""
-        try:
-            await self.run(what, call)
-        except QueueError as error:
-            if isinstance(error.__cause__, driver.CROSSED):
-                return False
-            raise
-        return True
+        """Run one call; false if it failed as a whole because of others who write the same keys.
+
+        ``HeldError`` if others have one of these keys and have not yet decided.
+        """
+        async with self._here().adding:
+            try:
+                await self.run(what, call)
+            except QueueError as error:
+                if isinstance(error.__cause__, driver.HELD):
+                    raise HeldError from error
+                if isinstance(error.__cause__, driver.CROSSED):
+                    return False
+                raise
+            return True
 
     async def connect(self, what: str) -> _Connection:
         """A connection outside of the pool; to be closed by the caller."""
+        return await self._connect(what, self._dsn)
+
+    async def _connect(self, what: str, dsn: str) -> _Connection:
         try:
-            connection = await driver.Connection.connect(self._dsn, autocommit=True)
+            connection = await driver.Connection.connect(dsn, autocommit=True)
         except driver.FAILURES as error:
             raise driver.refused(what, self.schema, error) from error
         driver.teach(connection.adapters)
@@ -121,15 +134,15 @@ class Pool:
             await self._drop_idle(mine)
 
     async def _fresh(self, what: str) -> _Connection:
-        connection = await self.connect(what)
+        dsn = self._planning_dsn
         try:
-            await connection.execute(self.statements["session"])
-        except BaseException as error:
-            await connection.close()
-            if isinstance(error, driver.FAILURES):
-                raise driver.refused(what, self.schema, error) from error
-            raise
-        return connection
+            return await self._connect(what, dsn)
+        except QueueError as error:
+            if dsn == self._dsn or not driver.is_about_options(error):
+                raise
+            # A pooler that lets no settings through: the server plans as it sees fit.
+            self._planning_dsn = self._dsn
+            return await self._connect(what, self._dsn)
 
     async def _drop_idle(self, mine: _State) -> None:
         idle, mine.idle = mine.idle, []
@@ -155,7 +168,7 @@ class Pool:
             self._mine = self._state()
 
     def _state(self) -> _State:
-        return _State(asyncio.Semaphore(self._size), forks())
+        return _State(asyncio.Semaphore(self._size), asyncio.Semaphore(max(1, self._size - 2)), forks())
 
 
 def is_elsewhere(before: asyncio.AbstractEventLoop | None, loop: asyncio.AbstractEventLoop) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
-from conquiet.jobs.stores._gathering import Gathering
+from conquiet.jobs.stores._gathering import Gathering, patiently
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
@@ -26,6 +26,8 @@ __all__ = ["PostgresStore"]
 _MOST_EXPIRED: Final = 500
 _MOST_PROMOTED: Final = 1000
 _MOST_PURGED: Final = 1000
+_PATIENCE: Final = "50ms"
+"""How long one connection waits for others who have an ID and have not decided whether they add it."""
 _LARGEST: Final = 2**62
 _LONGEST_NAME: Final = 63
 """Bytes of an identifier; PostgreSQL cuts longer ones off."""
@@ -115,7 +117,7 @@ class PostgresStore:
         if len(jobs) == 1 and connection is None:
             await self._gathering.add(queue, jobs[0])
         elif jobs:
-            await self._add(queue, jobs, connection)
+            await patiently(lambda: self._add(queue, jobs, connection))
 
     async def _add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         ids = [job.id for job in jobs]
@@ -123,7 +125,7 @@ class PostgresStore:
             given = Counter(ids)
             taken = set(await self._taken(queue, list(given))) if connection is None else set[str]()
             raise DuplicateJobError(queue, [id for id, times in given.items() if times > 1 or id in taken])
-        values = self._new(queue, jobs, ids)
+        values = self._new(queue, jobs, ids, _PATIENCE if connection is None else None)
         if connection is None:
             taken_ids = await self._added(queue, values, ids)
         else:
@@ -286,7 +288,7 @@ class PostgresStore:
         [job] = await self.find(queue, [id])
         return job, False
 
-    def _new(self, queue: str, jobs: Sequence[NewJob], ids: Sequence[str]) -> tuple[object, ...]:
+    def _new(self, queue: str, jobs: Sequence[NewJob], ids: Sequence[str], patience: str | None) -> tuple[object, ...]:
         return (
             queue,
             self._clock.offset_ms,
@@ -296,6 +298,7 @@ class PostgresStore:
             Integers([job.priority for job in jobs]),
             Integers([job.delay_ms for job in jobs]),
             Integers([job.max_retries for job in jobs]),
+            patience,
         )
 
     def _settlements(self, queue: str, given: Sequence[Settlement]) -> tuple[object, ...]:

@@ -1,6 +1,11 @@
 -- Add jobs in the given order; fails as a whole if an ID is taken.
--- $1 queue, $2 offset_ms, $3 channel, $4 ids, $5 payloads, $6 priorities, $7 delays, $8 limits of retries
-WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
+-- $1 queue, $2 offset_ms, $3 channel, $4 ids, $5 payloads, $6 priorities, $7 delays, $8 limits of retries,
+-- $9 how long to wait for a transaction that has one of the IDs and has not decided, or null for as long as it takes
+WITH moment AS MATERIALIZED (
+    SELECT
+        {moment} + $2::bigint AS now,
+        CASE WHEN $9::text IS NOT NULL THEN set_config('lock_timeout', $9::text, true) END
+),
 added AS (
     INSERT INTO {schema}.jobs (queue, id, payload, priority, max_retries, enqueued_ms, ready_ms, due)
     SELECT

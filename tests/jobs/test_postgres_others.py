@@ -1,0 +1,167 @@
+"""What others do to the same database: transactions that hold an ID or stay open, and poolers in between."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from conquiet.errors import DuplicateJobError
+from conquiet.jobs.job import JobState, NewJob
+from conquiet.jobs.store import Wanted
+from conquiet.jobs.stores.postgres import PostgresStore
+from tests.rigs.postgres import LocalPostgres
+from tests.rigs.waiting import LONG, eventually
+
+pytest_plugins = ["tests.jobs.postgres_fixtures"]
+
+WANTED = Wanted(10, "w", 5_000, 3)
+
+
+def job(id: str) -> NewJob:
+    return NewJob(id, b"1")
+
+
+@asynccontextmanager
+async def held(store: PostgresStore, pg: LocalPostgres, *ids: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A transaction of somebody else's that has added these, and not yet decided."""
+    async with await psycopg.AsyncConnection.connect(pg.dsn) as connection:
+        await store.add("q", [job(id) for id in ids], connection)
+        yield connection
+        await connection.rollback()
+
+
+# --- an ID that is held ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_who_wants_an_id_that_is_held_waits_alone(pg: LocalPostgres, pg_store: PostgresStore, end: str) -> None:
+    """Twenty want it, more than there are connections: others are added, claimed and counted meanwhile."""
+    async with held(pg_store, pg, "order-7") as connection, asyncio.timeout(LONG):
+        waiting = [asyncio.ensure_future(pg_store.add("q", [job("order-7")])) for _ in range(20)]
+        await asyncio.gather(*(pg_store.add("q", [job(f"other-{at}")]) for at in range(30)))
+        assert len((await pg_store.claim("q", WANTED)).jobs) == 10
+        assert (await pg_store.counts("q"))[JobState.READY] == 20
+        assert not any(one.done() for one in waiting)
+        await getattr(connection, end)()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    kinds = [type(one) for one in found]
+    assert kinds.count(DuplicateJobError) == (20 if end == "commit" else 19)
+    assert (await pg_store.counts("q"))[JobState.READY] == 21
+
+
+async def test_many_of_which_one_is_held_are_added_as_a_whole(pg: LocalPostgres, pg_store: PostgresStore) -> None:
+    async with held(pg_store, pg, "b") as connection, asyncio.timeout(LONG):
+        adding = asyncio.ensure_future(pg_store.add("q", [job(id) for id in "abc"]))
+        await pg_store.add("q", [job("other")])
+        assert (await pg_store.counts("q"))[JobState.READY] == 1
+        await connection.rollback()
+        await adding
+    assert (await pg_store.counts("q"))[JobState.READY] == 4
+
+
+async def test_who_gives_up_on_an_id_that_is_held_leaves_nobody_waiting(
+    pg: LocalPostgres, pg_store: PostgresStore
+) -> None:
+    """At most a try that was under way is still made, once."""
+    async with held(pg_store, pg, "order-7") as connection:
+        waiting = [asyncio.ensure_future(pg_store.add("q", [job("order-7")])) for _ in range(3)]
+        await pg_store.add("q", [job("other")])
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        await connection.rollback()
+    with suppress(DuplicateJobError):
+        await pg_store.add("q", [job("order-7")])
+    await eventually(lambda: not pg_store._gathering._background._tasks, "nothing is under way")
+    assert (await pg_store.counts("q"))[JobState.READY] == 2
+
+
+async def test_the_callers_own_transaction_waits_as_it_is_set_to(pg: LocalPostgres, pg_store: PostgresStore) -> None:
+    """Nothing is set in it."""
+    async with await psycopg.AsyncConnection.connect(pg.dsn) as connection:
+        await pg_store.add("q", [job("a")], connection)
+        cursor = await connection.execute("SELECT name FROM pg_settings WHERE source = 'session'")
+        assert await cursor.fetchall() == []
+        await connection.rollback()
+
+
+# --- a pooler ----------------------------------------------------------------------------------------------
+
+
+async def test_a_store_leaves_nothing_set_in_a_session(pg_store: PostgresStore) -> None:
+    """A pooler would give it to others, who share the session transaction by transaction."""
+    await pg_store.add("q", [job("a"), job("b")])
+    await pg_store.claim("q", WANTED)
+    [connection] = pg_store._pool._mine.idle
+    cursor = await connection.execute("SELECT name FROM pg_settings WHERE source = 'session'")
+    assert await cursor.fetchall() == []
+    cursor = await connection.execute("SELECT setting FROM pg_settings WHERE name = 'enable_seqscan'")
+    assert await cursor.fetchall() == [("off",)], "it comes with the connection"
+
+
+class Bouncer:
+    """Refuses connections that bring settings along, as PgBouncer does, and passes all others on."""
+
+    def __init__(self, pg: LocalPostgres) -> None:
+        self._pg = pg
+        self._open: set[asyncio.StreamWriter] = set()
+        self.refused = 0
+
+    async def __aenter__(self) -> Bouncer:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._open:
+            writer.close()
+        await eventually(lambda: not self._open, "all connections have ended")
+
+    @property
+    def dsn(self) -> str:
+        port = self._server.sockets[0].getsockname()[1]
+        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            length = await reader.readexactly(4)
+            words = await reader.readexactly(struct.unpack("!i", length)[0] - 4)
+            if b"\0options\0" in words:
+                self.refused += 1
+                text = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+                writer.write(b"E" + struct.pack("!i", len(text) + 4) + text)
+                await writer.drain()
+                return
+            there, back = await asyncio.open_connection("127.0.0.1", self._pg.port)
+            back.write(length + words)
+            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+        finally:
+            writer.close()
+            self._open.discard(writer)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
+async def test_where_a_pooler_refuses_settings_the_store_does_without(
+    pg: LocalPostgres, pg_store: PostgresStore, schema: str
+) -> None:
+    async with Bouncer(pg) as bouncer, PostgresStore(bouncer.dsn, schema=schema) as store, asyncio.timeout(LONG):
+        await asyncio.gather(*(store.add("q", [job(f"{at}"), job(f"{at}'")]) for at in range(6)))
+        assert len((await store.claim("q", WANTED)).jobs) == 10
+        assert 1 <= bouncer.refused <= 6
+        seen = bouncer.refused
+        await store._pool.aclose()
+        await store.counts("q")
+        assert bouncer.refused == seen, "it is not tried again"
