@@ -14,6 +14,7 @@ from redis.exceptions import (
     MovedError,
     ReadOnlyError,
     RedisError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -31,6 +32,8 @@ __all__ = ["Link"]
 
 _CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
+_TRY_AGAIN: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2)
+"""Seconds between two tries of a command on keys that are at two nodes of a Cluster until their slot has moved."""
 _ASKING: Final = pack("ASKING")
 _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
 _DEMOTED: Final = "-READONLY"
@@ -42,8 +45,8 @@ class Link:
     """One shared lane a node for commands that answer at once, and lanes apart for those that block.
 
     So a blocked read never keeps an acknowledgment waiting. Every failure is a ``QueueError``, at once, and
-    nothing is sent a second time: a redirect by a Cluster means that the command was not run. After a failure
-    the next call opens a new connection.
+    nothing is sent a second time that may have been run: a Cluster that redirects a command, or says to try again
+    while a slot moves, has not run it. After a failure the next call opens a new connection.
     """
 
     def __init__(self, address: Address) -> None:
@@ -157,13 +160,22 @@ class Link:
 
     async def _follow_redirects(self, endpoint: Endpoint, commands: Sequence[bytes], replies: list[Reply]) -> None:
         for index, command in enumerate(commands):
-            here = endpoint
-            for _ in range(_MOST_REDIRECTS):
-                reply = replies[index]
-                if not isinstance(reply, Exception) or (there := self._redirect(here, reply)) is None:
+            replies[index] = await self._redirected(endpoint, command, replies[index])
+            for pause in _TRY_AGAIN:
+                if not isinstance(replies[index], TryAgainError):
                     break
-                here, first = there
-                replies[index] = (await self._lane(here).call((*first, command)))[-1]
+                await asyncio.sleep(pause)
+                [reply] = await self._lane(endpoint).call((command,))
+                replies[index] = await self._redirected(endpoint, command, reply)
+
+    async def _redirected(self, here: Endpoint, command: bytes, reply: Reply) -> Reply:
+        """The reply to a command from where ``reply``, which came from ``here``, sends it."""
+        for _ in range(_MOST_REDIRECTS):
+            if not isinstance(reply, Exception) or (there := self._redirect(here, reply)) is None:
+                break
+            here, first = there
+            reply = (await self._lane(here).call((*first, command)))[-1]
+        return reply
 
     def _redirect(self, asked: Endpoint, reply: Exception) -> tuple[Endpoint, tuple[bytes, ...]] | None:
         """Where to send a command that a Cluster node refused to run, and what to say there first."""

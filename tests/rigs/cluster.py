@@ -217,12 +217,20 @@ class Migration:
     source: Node
     target: Node
 
-    async def begin(self) -> None:
-        """Move the keys. From now on ``source`` answers ``ASK`` for them, and ``target`` wants ``ASKING``."""
+    async def announce(self) -> None:
+        """Say that the slot moves, and move no key yet: what ``source`` lacks it looks for at ``target``."""
         await ask(self.target.url, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.source.id)
         await ask(self.source.url, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.target.id)
-        for key in await ask(self.source.url, "CLUSTER", "GETKEYSINSLOT", self.slot, 1000):
+
+    async def move(self, *keys: str) -> None:
+        """Move these keys, or all that are left."""
+        for key in keys or await ask(self.source.url, "CLUSTER", "GETKEYSINSLOT", self.slot, 1000):
             await ask(self.source.url, "MIGRATE", *self.target.endpoint, key, 0, 5000)
+
+    async def begin(self) -> None:
+        """Move the keys. From now on ``source`` answers ``ASK`` for them, and ``target`` wants ``ASKING``."""
+        await self.announce()
+        await self.move()
 
     async def finish(self) -> None:
         """Move the slot: from now on ``source`` answers ``MOVED``."""
