@@ -193,6 +193,8 @@ class StreamBalancer:
 
     async def events(self) -> AsyncIterator[StreamEvent]:
         """What happens to streams, until exactly one ``StreamTerminated`` ends it."""
+        if self._closing is None:  # what is closed still tells what it has to
+            self._check_open()
         while (event := await self._consumer.outlet.next()) is not None:
             yield event
 
@@ -236,7 +238,9 @@ class StreamBalancer:
             consumer.runner = None
 
     def _mine(self, stream: str) -> StreamLease:
-        lease = self._holding.get(_stream(stream))
+        lease = self._consumer.mine(_stream(stream))
+        if lease is None and self._closing is None:
+            self._check_open()
         if lease is None:
             raise StreamNotOwnedError(f"stream {stream!r} is not, or no longer, this consumer's")
         return lease

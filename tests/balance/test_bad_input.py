@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from conquiet.balance import StreamBalancer
 from conquiet.errors import ConfigError, PayloadError, QueueError
 from tests.balance.crew import Crew
+from tests.rigs.waiting import LONG
 
 BAD: list[tuple[str, Any]] = [
     *(("service", value) for value in (None, "", "a b", "x" * 201, 7, b"s", "ü", "a:b", "{a}")),
@@ -75,6 +79,69 @@ async def test_of_info_that_json_cannot_carry(crew: Crew, value: Any) -> None:
     with pytest.raises(PayloadError, match=r"x"):
         await member.balancer.add_stream("s", {"x": value})
     assert await crew.size() == 0
+
+
+def takes_one(stream: str) -> None:
+    raise AssertionError
+
+
+async def takes_three(stream: str, lease: object, more: object) -> None:
+    raise AssertionError
+
+
+async def wants_a_name(stream: str, *, lease: object) -> None:
+    raise AssertionError
+
+
+def yields(stream: str, lease: object) -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.any_server
+@pytest.mark.parametrize("handler", [None, 7, "text", takes_one, takes_three, wants_a_name, yields, lambda: None])
+async def test_of_a_handler(crew: Crew, handler: Any) -> None:
+    """When it is given, and not for each stream."""
+    member = await crew.join(listen=False)
+    with pytest.raises(ConfigError, match=r"^handler "):
+        await member.balancer.run(handler)
+    await member.balancer.add_stream("s")
+    await member.owns("s")
+
+
+class Fine:
+    def __call__(self, stream: str, lease: object) -> None:
+        pass
+
+    async def method(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.any_server
+@pytest.mark.parametrize(
+    "handler", [Fine(), Fine().method, partial(takes_three, more=1), lambda stream, lease=None: None]
+)
+async def test_whatever_can_be_called_with_a_stream_and_its_lease_is_a_handler(crew: Crew, handler: Any) -> None:
+    member = await crew.join(listen=False)
+    member.run(handler)
+    member.balancer.stop()
+    await member.ended()
+
+
+@pytest.mark.any_server
+async def test_of_a_forgotten_async_with(crew: Crew) -> None:
+    """Nothing hangs."""
+    balancer = crew.make()
+    async with asyncio.timeout(LONG):
+        with pytest.raises(ConfigError, match="async with"):
+            await anext(balancer.events())
+        with pytest.raises(ConfigError, match="async with"):
+            await balancer.run(takes_three)
+        with pytest.raises(ConfigError, match="async with"):
+            await balancer.claim("s")
+        for verb in (balancer.done_stream, balancer.release_stream):
+            with pytest.raises(ConfigError, match="async with"):
+                await verb("s")
+    await balancer.aclose()
 
 
 @pytest.mark.any_server
