@@ -9,15 +9,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
+from conquiet.balance.ending import Ends
 from conquiet.balance.events import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
-from conquiet.balance.holding import Holding
+from conquiet.balance.holding import LATE, Holding
 from conquiet.balance.lease import StreamLease
 from conquiet.balance.ledger import Given, Late, Ledger, Renewed, Swept, Taken
 from conquiet.balance.options import BalanceOptions
 from conquiet.balance.outlet import Outlet
 from conquiet.balance.running import Runner
+from conquiet.balance.strays import Strays
 from conquiet.balance.watch import Watch
-from conquiet.errors import AlreadyClaimedError, QueueError, StreamNotOwnedError
+from conquiet.errors import AlreadyClaimedError, ConfigError, QueueError, StreamNotOwnedError
 from conquiet.kit.service import Background
 from conquiet.metrics import LeaseEnd, balance_metrics
 from conquiet.wire.expiry import Expiry
@@ -37,8 +39,9 @@ class Consumer:
         self._options = options
         self._service = options.service
         self.holding = Holding(ledger, options.progress_timeout, self._lost, self._beaten, self._offer, lease)
-        self._watch = Watch(ledger, self, options.sweep)
-        self.outlet = Outlet(options.event_buffer, self._owns, self._watch.freed)
+        self.strays = Strays(ledger, self, self._look)
+        self._watch = Watch(ledger, self, self.strays, options.sweep)
+        self.outlet = Outlet(options.event_buffer, self.owns, self._watch.freed)
         self.metrics = balance_metrics(options.service, options.consumer)
         self.runner: Runner | None = None
         self._background = Background()
@@ -46,6 +49,8 @@ class Consumer:
         self._giving = False
         self._leaving: list[StreamLease] = []
         """What is being given to others."""
+        self._ends = Ends()
+        self._is_over = False
         self._is_recovering = True
         """Whether it has not looked yet for all that was lost before it began."""
 
@@ -64,10 +69,9 @@ class Consumer:
 
     async def aclose(self, *, was_open: bool) -> None:
         """Look for nothing more, let handlers end, release everything, and leave."""
+        self._is_over = True
         await self._background.aclose()
-        leases = [*self.holding.leases(), *self._leaving]
-        for lease in leases:
-            self.holding.drop(lease)
+        leases = self._drop_all()
         if self.runner is not None:
             await self.runner.aclose()
         if was_open:
@@ -77,14 +81,31 @@ class Consumer:
         await self.holding.aclose()
         await self._ledger.link.aclose()
 
+    def _drop_all(self) -> list[StreamLease]:
+        leases = [*self.holding.leases(), *self._leaving]
+        self._leaving.clear()
+        for lease in leases:
+            self.holding.drop(lease)
+        return leases
+
     async def _leave(self, leases: list[StreamLease]) -> None:
+        strays = await self._strays_of(leases)
+        leases += self._drop_all()  # a claim was under way
+        held = [(one.stream, one.epoch) for one in (*leases, *strays)]
         try:
-            done = await self._ledger.release([(lease.stream, lease.epoch) for lease in leases], leaving=True)
+            done = await self._ledger.release(held, leaving=True)
         except QueueError as error:
-            _log.warning("cannot release %d streams, their leases run out: %s", len(leases), error)
+            _log.warning("cannot release %d streams, their leases run out: %s", len(held), error)
         else:
-            self.metrics.ended("released", sum(done))
+            self.metrics.ended("released", sum(done[: len(leases)]))
         self.metrics.owned(0)
+
+    async def _strays_of(self, leases: list[StreamLease]) -> list[Given]:
+        try:
+            return await self.strays.all({lease.entry_id for lease in leases})
+        except QueueError as error:
+            _log.warning("cannot look for streams that it was not told of, their leases run out: %s", error)
+            return []
 
     def terminate(self, reason: str) -> None:
         """Tell the last event."""
@@ -99,23 +120,32 @@ class Consumer:
 
     async def claim(self, stream: str) -> StreamLease:
         """Own a stream that nobody has."""
-        asked = self._ledger.clock.monotonic()
-        try:
-            given = await self._ledger.claim(stream)
-        except AlreadyClaimedError:
-            self.metrics.claimed(refused=True)
-            raise
-        self.metrics.claimed(refused=False)
-        lease = self._adopt(given, asked)
+        async with self.strays.asking(stream):
+            if self._is_over:
+                raise ConfigError("the balancer was closed meanwhile")
+            asked = self._ledger.clock.monotonic()
+            try:
+                given = await self._ledger.claim(stream, self._epoch(stream))
+            except AlreadyClaimedError:
+                self.metrics.claimed(refused=True)
+                raise
+            self.metrics.claimed(refused=False)
+            lease = self._adopt(given, asked)
         if self.runner is not None:
             self.runner.start(lease)
         return lease
 
+    def mine(self, stream: str) -> StreamLease | None:
+        """The lease of a stream that it owns, or whose end was asked for and not answered."""
+        return self.holding.get(stream) or self._ends.get(stream)
+
     async def finish(self, lease: StreamLease) -> None:
         """Be done with a stream."""
+        is_again = self._ends.of(lease) == "finished"
         with self.holding.ending(lease):
             try:
-                await self._ledger.finish(lease.stream, lease.epoch)
+                with self._ends.asking(lease, "finished"):
+                    await self._ledger.finish(lease.stream, lease.epoch, lease.entry_id, again=is_again)
             except StreamNotOwnedError:
                 if self.holding.drop(lease):
                     self._lost(lease, "another consumer has it")
@@ -125,8 +155,11 @@ class Consumer:
 
     async def release(self, lease: StreamLease) -> None:
         """Give a stream back."""
+        is_again = self._ends.of(lease) == "released"
         with self.holding.ending(lease):
-            [released] = await self._ledger.release([(lease.stream, lease.epoch)])
+            with self._ends.asking(lease, "released"):
+                [done] = await self._ledger.release([(lease.stream, lease.epoch)])
+            released = done or is_again  # if it is not there to be given back any more, it was
             if self.holding.drop(lease):
                 self._gone("released" if released else "lost")
         if not released:
@@ -145,9 +178,19 @@ class Consumer:
         return len(self.holding)
 
     @property
+    def known(self) -> set[str]:
+        """The IDs of the entries of all streams that it knows to own, those included that it is giving to others."""
+        return {lease.entry_id for lease in (*self.holding.leases(), *self._leaving)}
+
+    @property
     def takes_over(self) -> bool:
         """Whether it takes what others have left without being asked."""
         return self._options.auto_claim or self.runner is not None or self._is_recovering
+
+    def owns(self, stream: str, epoch: int) -> bool:
+        """Whether it owns a stream in this epoch, as far as it knows."""
+        lease = self.holding.get(stream)
+        return lease is not None and lease.epoch == epoch
 
     def found(self, given: Given, asked: float) -> None:
         """Own a stream, and tell."""
@@ -184,11 +227,21 @@ class Consumer:
         self.metrics.owned(len(self.holding))
         return lease
 
-    def _owns(self, stream: str, epoch: int) -> bool:
-        lease = self.holding.get(stream)
-        return lease is not None and lease.epoch == epoch
+    def _look(self) -> None:
+        self._watch.hurry()
+
+    def _epoch(self, stream: str) -> int | None:
+        """In which it knows to own a stream, if it does."""
+        mine = [lease.epoch for lease in self._leaving if lease.stream == stream]
+        held = self.holding.get(stream)
+        return held.epoch if held is not None else mine[0] if mine else None
 
     def _lost(self, lease: StreamLease, reason: str) -> None:
+        how = self._ends.of(lease)
+        if how is not None and reason != LATE:
+            self._gone(how)  # as it was asked to; only the answer did not come
+            return
+        self._ends.forget(lease)
         _log.warning("service %r: stream %r is lost: %s", self._service, lease.stream, reason)
         self._gone("lost")
         self.outlet.put(StreamDisowned(lease.stream, lease.info, lease.epoch, reason))
@@ -205,6 +258,8 @@ class Consumer:
         return self.room if self._options.auto_claim or self.runner is not None else 0
 
     def _beaten(self, renewed: Renewed) -> None:
+        if renewed.lost:
+            self.strays.doubt()  # a server that lost its last writes may have it for the owner in an epoch before
         self.metrics.renewed(self.holding.renewals - self._renewals)
         self._renewals = self.holding.renewals
         wanted = self._options.rebalance
@@ -228,7 +283,8 @@ class Consumer:
                 self._leaving.remove(lease)
                 self._gone("released")
         except QueueError as error:
-            _log.warning("cannot give streams away, their leases run out: %s", error)
+            _log.warning("cannot give streams away, trying again: %s", error)
+            self.strays.doubt(*(lease.stream for lease in self._leaving))
             self._leaving.clear()
         finally:
             self._giving = False

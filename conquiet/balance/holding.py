@@ -15,9 +15,10 @@ from conquiet.kit.loopthread import on_private_loop
 from conquiet.wire.lease import Lease
 from conquiet.wire.link import Link
 
-__all__ = ["Holding"]
+__all__ = ["LATE", "Holding"]
 
 _log = logging.getLogger("conquiet.balance")
+LATE: Final = "its lease was not renewed in time"
 _LOOKS: Final = 10
 """How often within a lease's time the holder looks at its own clock."""
 
@@ -103,7 +104,7 @@ class Holding:
         now = self._ledger.clock.monotonic()
         late = [lease for lease, inner in self._held.values() if not inner.is_safe(now)]
         for lease in late:
-            self._lose(lease, "its lease was not renewed in time")
+            self._lose(lease, LATE)
 
     async def watch(self) -> None:
         """Look at the clock, for as long as this runs."""

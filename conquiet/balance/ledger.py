@@ -15,15 +15,17 @@ from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script, run
 from conquiet.wire.streams import pack, xgroup_create
 
-__all__ = ["LOOK", "Given", "Late", "Ledger", "Renewed", "Swept", "Taken"]
+__all__ = ["Given", "Late", "Ledger", "Renewed", "Swept", "Taken"]
 
-LOOK: Final = 200
-"""How many leases one sweep looks at."""
+_FEW: Final = 200
+"""How many streams one call gives or takes back: a server does nothing else meanwhile."""
 _CHUNK: Final = 500
+"""How many any other call looks at."""
 _ADD: Final = Script.named("balance_add")
 _TAKE: Final = Script.named("balance_take")
 _SWEEP: Final = Script.named("balance_sweep")
 _CLAIM: Final = Script.named("balance_claim")
+_REGRANT: Final = Script.named("balance_regrant")
 _RECOVER: Final = Script.named("balance_recover")
 _RENEW: Final = Script.named("balance_renew")
 _FINISH: Final = Script.named("balance_finish")
@@ -106,7 +108,8 @@ class Ledger:
         """Make sure that the group exists; it begins with the first stream that was ever handed in."""
         keys = self.keys
         [reply] = await self.link.call_many(keys.input, [xgroup_create(keys.input, keys.group, "0")])
-        if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
+        # A full server refuses to make what may be there already: whoever reads will see.
+        if isinstance(reply, Exception) and not any(word in str(reply) for word in ("BUSYGROUP", "maxmemory")):
             self.link.refuse(keys.input, reply)
 
     async def add(self, stream: str, info: Mapping[str, Any]) -> tuple[str, bool]:
@@ -116,24 +119,27 @@ class Ledger:
         return id.decode(), is_new == 1
 
     async def take(self, most: int, has: int, *, hungry: bool) -> Taken:
-        """Own up to ``most`` streams that nobody has had; its fair share only, unless it is ``hungry``."""
+        """Own up to ``most`` streams that nobody has had; its fair share only, unless it is ``hungry``.
+
+        A call looks at so many entries, and so long ones, that there may be more.
+        """
         keys = self.keys
-        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.bad, keys.members, keys.mutex]
+        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.members]
         given, aside, merged, deferred, last = await self._run(
-            _TAKE(names, keys.group, *self._terms(), most, has, int(hungry))
+            _TAKE(names, keys.group, *self._terms(), keys.mutex, keys.bad, _FEW, most, has, int(hungry))
         )
         return Taken([_given(row) for row in given], aside, merged, deferred == 1, last.decode())
 
     async def sweep(self, most: int, has: int, *, hungry: bool, skip: int = 0) -> Swept:
-        """Own up to ``most`` streams that another has left; tell of the others. Looks at ``LOOK`` after ``skip``."""
+        """Own up to ``most`` streams that another has left; tell of the others. Looks at a page after ``skip``."""
         keys = self.keys
-        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.positions, keys.members, keys.mutex]
-        given, late, lag, following, staying, seen = await self._run(
-            _SWEEP(names, keys.group, *self._terms(), skip, LOOK, most, has, int(hungry))
+        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.positions, keys.members]
+        given, late, lag, following, staying, more = await self._run(
+            _SWEEP(names, keys.group, *self._terms(), keys.mutex, skip, _FEW, most, has, int(hungry))
         )
         left = [Late(name.decode(), _info(entry), int(epoch), owner.decode()) for name, entry, epoch, owner in late]
         after = following if following >= 0 else None
-        return Swept([_given(row) for row in given], left, lag, after, staying, seen < LOOK)
+        return Swept([_given(row) for row in given], left, lag, after, staying, more == 0)
 
     async def recover(self, after: str) -> tuple[str, int]:
         """Make claimable what is pending without a lease, a page at a time from ``"-"`` on.
@@ -141,15 +147,16 @@ class Ledger:
         Where to go on, empty after the last page, and how many entries were set aside.
         """
         keys = self.keys
-        names = [keys.input, keys.owners, keys.leases, keys.bad, keys.members]
-        following, aside, _ = await self._run(_RECOVER(names, keys.group, self._ttl_ms, after, _CHUNK))
+        names = [keys.input, keys.owners, keys.leases, keys.members]
+        following, aside, _ = await self._run(_RECOVER(names, keys.group, self._ttl_ms, keys.bad, after, _CHUNK))
         return following.decode(), aside
 
-    async def claim(self, stream: str) -> Given:
-        """Own one stream that nobody has."""
+    async def claim(self, stream: str, known: int | None = None) -> Given:
+        """Own one stream that nobody has, or that the caller has in another epoch than the one that it knows of."""
         keys = self.keys
-        names = [keys.input, keys.owners, keys.leases, keys.epochs, keys.mutex]
-        status, *rest = await self._run(_CLAIM(names, keys.group, *self._terms(), stream))
+        names = [keys.input, keys.owners, keys.leases, keys.epochs]
+        mine = "" if known is None else known
+        status, *rest = await self._run(_CLAIM(names, keys.group, *self._terms(), keys.mutex, stream, mine))
         if status == b"UNKNOWN":
             raise ConfigError(f"service {keys.service!r} has no unfinished stream {stream!r}")
         if status == b"HELD":
@@ -157,36 +164,68 @@ class Ledger:
         entry, epoch, id = rest
         return Given(stream, _info(entry), int(epoch), id.decode())
 
+    async def pending(self, after: str) -> tuple[list[str], str]:
+        """IDs of entries that are the caller's, as the server knows it, a page at a time from ``"-"`` on.
+
+        Also where to go on, empty after the last page.
+        """
+        keys = self.keys
+        first = after if after == "-" else f"({after}"
+        command = pack("XPENDING", keys.input, keys.group, first, "+", _CHUNK, self.owner)
+        [reply] = await self.link.call_many(keys.input, [command])
+        if isinstance(reply, Exception):
+            if "NOGROUP" in str(reply):
+                return [], ""
+            self.link.refuse(keys.input, reply)
+        ids = [id.decode() for id, *_ in reply]
+        return ids, ids[-1] if len(ids) == _CHUNK else ""
+
+    async def regrant(self, entry_ids: Sequence[str]) -> list[Given]:
+        """Own, in new epochs, those of these that the server has the caller for the owner of."""
+        keys = self.keys
+        names = [keys.input, keys.owners, keys.leases, keys.epochs]
+        given: list[Given] = []
+        at = 0
+        while at < len(entry_ids):
+            page = entry_ids[at : at + _FEW]
+            rows, seen = await self._run(_REGRANT(names, *self._terms(), keys.mutex, *page))
+            given += [_given(row) for row in rows]
+            at += seen
+        return given
+
     async def renew(self, held: Sequence[tuple[str, int]], room: int = 0) -> Renewed:
         """Say that the consumer is alive, and prolong what it holds, of which there may be nothing.
 
         ``room`` is how many more streams of others it would take over.
         """
         keys = self.keys
-        names = [keys.owners, keys.leases, keys.members, keys.rooms, keys.mutex]
+        names = [keys.owners, keys.leases, keys.members, keys.rooms]
+        terms = (*self._terms(), max(room, 0), keys.positions, keys.news, keys.mutex)
         lost: set[str] = set()
         alive = total = elsewhere = 0
         for start in range(0, max(len(held), 1), _CHUNK):
             words = [word for pair in held[start : start + _CHUNK] for word in pair]
-            gone, alive, total, elsewhere = await self._run(_RENEW(names, *self._terms(), max(room, 0), *words))
+            gone, alive, total, elsewhere = await self._run(_RENEW(names, *terms, *words))
             lost.update(name.decode() for name in gone)
         return Renewed(frozenset(lost), alive, total, elsewhere)
 
-    async def finish(self, stream: str, epoch: int) -> None:
-        """Forget a stream that is done with."""
+    async def finish(self, stream: str, epoch: int, entry_id: str, *, again: bool = False) -> None:
+        """Forget a stream that is done with. ``again``: it was asked for before, and there was no answer."""
         keys = self.keys
-        names = [keys.input, keys.owners, keys.leases, keys.positions, keys.mutex]
-        self._check(stream, await self._run(_FINISH(names, keys.group, self.owner, epoch, stream)))
+        names = [keys.input, keys.owners, keys.leases, keys.positions]
+        reply = await self._run(_FINISH(names, keys.group, self.owner, epoch, keys.mutex, stream, entry_id))
+        if not (again and reply == -1):
+            self._check(stream, reply)
 
     async def release(self, held: Sequence[tuple[str, int]], *, leaving: bool = False) -> list[bool]:
         """Give streams back unfinished; false for each that was not the caller's any more."""
         keys = self.keys
-        names = [keys.owners, keys.leases, keys.members, keys.rooms, keys.news, keys.mutex]
+        names = [keys.owners, keys.leases, keys.members, keys.rooms]
         done: list[bool] = []
-        for start in range(0, max(len(held), 1), _CHUNK):
-            words = [word for pair in held[start : start + _CHUNK] for word in pair]
-            is_last = start + _CHUNK >= len(held)
-            reply = await self._run(_RELEASE(names, self.owner, int(leaving and is_last), *words))
+        for start in range(0, max(len(held), 1), _FEW):
+            words = [word for pair in held[start : start + _FEW] for word in pair]
+            terms = (self.owner, int(leaving and start + _FEW >= len(held)), keys.news, keys.mutex)
+            reply = await self._run(_RELEASE(names, *terms, *words))
             done += [one == 1 for one in reply]
         return done
 

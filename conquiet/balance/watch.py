@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from conquiet.balance.ledger import Given, Late, Ledger, Swept, Taken
+from conquiet.balance.strays import Strays
 from conquiet.errors import QueueError
 from conquiet.kit.policy import Backoff
 from conquiet.wire.interrupt import Interrupt
@@ -42,6 +43,10 @@ class Finder(Protocol):
         """Whether it takes what others have left without being asked."""
         ...
 
+    def owns(self, stream: str, epoch: int) -> bool:
+        """Whether it owns a stream in this epoch, as far as it knows."""
+        ...
+
     def found(self, given: Given, asked: float) -> None:
         """It owns a stream that was asked for at local time ``asked``."""
         ...
@@ -70,9 +75,10 @@ class Watch:
     them at once; an expiry notification may, and nothing depends on it.
     """
 
-    def __init__(self, ledger: Ledger, finder: Finder, interval: float) -> None:
+    def __init__(self, ledger: Ledger, finder: Finder, strays: Strays, interval: float) -> None:
         self._ledger = ledger
         self._finder = finder
+        self._strays = strays
         self._interval = interval
         self._look = asyncio.Event()
         self._room = asyncio.Event()
@@ -117,12 +123,14 @@ class Watch:
         if finder.room <= 0:
             await self._listen(_PATIENCE, self._room)
             return
-        asked = ledger.clock.monotonic()
-        hungry = self._deferred_at is not None and asked >= self._deferred_at + _COURTESY
-        taken = await self._group_made(lambda: ledger.take(finder.room, finder.held, hungry=hungry))
-        finder.read(taken)
-        for given in taken.given:
-            finder.found(given, asked)
+        await self._strays.settle()
+        async with self._strays.asking():
+            asked = ledger.clock.monotonic()
+            hungry = self._deferred_at is not None and asked >= self._deferred_at + _COURTESY
+            taken = await self._group_made(lambda: ledger.take(finder.room, finder.held, hungry=hungry))
+            finder.read(taken)
+            for given in taken.given:
+                finder.found(given, asked)
         self._last_id = taken.last_id
         if not taken.deferred:
             self._deferred_at = None
@@ -177,18 +185,20 @@ class Watch:
         ledger, finder = self._ledger, self._finder
         began = ledger.clock.monotonic()
         hungry = self._left_at is not None and began >= self._left_at + _COURTESY
+        await self._strays.settle()
         await self._recover()
         late: list[Late] = []
         skip = 0
         while True:
-            asked, most = ledger.clock.monotonic(), finder.room if finder.takes_over else 0
-            swept = await ledger.sweep(most, finder.held, hungry=hungry, skip=skip)
-            for given in swept.given:
-                finder.found(given, asked)
-            late += swept.late
+            async with self._strays.asking():
+                asked, most = ledger.clock.monotonic(), finder.room if finder.takes_over else 0
+                swept = await ledger.sweep(most, finder.held, hungry=hungry, skip=skip)
+                for given in swept.given:
+                    finder.found(given, asked)
+            late += [lost for lost in swept.late if not finder.owns(lost.stream, lost.epoch)]  # soon renewed
             skip += swept.staying
-            if swept.is_last:
-                break
+            if swept.is_last or (finder.takes_over and most <= len(swept.given)):
+                break  # of what it would take and has no room for, it need not see all
         finder.swept(swept)
         for lost in late:
             if (lost.stream, lost.epoch) not in self._late:
@@ -210,7 +220,7 @@ class Watch:
 
     def _pause(self, swept: Swept) -> float:
         # At different moments, so that not all come at once for the same stream.
-        pause = self._interval * (0.5 + random.random() / 2)
+        pause = min(self._interval * (0.5 + random.random() / 2), self._strays.pause)
         if self._left_at is not None:
             return _COURTESY
         return pause if swept.next_ms is None else min(pause, swept.next_ms / 1000 + 0.05 + random.random() * 0.05)

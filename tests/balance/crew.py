@@ -240,9 +240,14 @@ class Crew:
             "owners": await self.ask("HGETALL", keys.owners),
             "leases": await self.ask("ZRANGE", keys.leases, 0, -1),
             "epoch": await self.ask("GET", keys.epochs),
-            "positions": await self.ask("HGETALL", keys.positions),
+            "positions": await self.positions(),
             "pending": await self.pending(),
         }
+
+    async def positions(self) -> dict[str, str]:
+        """How far each stream was read; one field is there always, so that the key is."""
+        found: dict[str, str] = await self.ask("HGETALL", self.keys.positions)
+        return {stream: id for stream, id in found.items() if stream}
 
     def counted(self, what: str, **labels: str) -> float:
         """What a metric of this service shows, over all labels that are not given."""

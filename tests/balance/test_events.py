@@ -237,6 +237,29 @@ async def test_a_stream_that_is_lost_is_told_of_once(crew: Crew) -> None:
     assert crew.counted("owned", consumer="member") == 0
 
 
+@pytest.mark.one_node
+@pytest.mark.any_server
+async def test_nobody_is_told_that_its_own_stream_is_free(crew: Crew, proxy: Proxy) -> None:
+    """Its lease has run out by the server's word, and it is about to renew it: it owns the stream all the same."""
+    from conquiet.wire.scripts import Script
+
+    member = await crew.join("member", url=proxy.url)
+    await member.balancer.add_stream("s")
+    await member.owns("s")
+    await member.has_looked()
+    await crew.ask("ZADD", crew.keys.leases, 1, "s")
+    sweeps = proxy.count(Script.named("balance_sweep").sha.encode())
+    await eventually(lambda: proxy.count(Script.named("balance_sweep").sha.encode()) > sweeps + 2, "it to look")
+    assert member.expired == []
+    crew.clock.advance(5)
+
+    async def is_renewed() -> bool:
+        return float(await crew.ask("ZSCORE", crew.keys.leases, "s")) > 1
+
+    await eventually(is_renewed, "it to be renewed")
+    assert (member.owned, member.lost, len(member.events)) == ({"s"}, [], 1)
+
+
 # --- an answer that comes late ------------------------------------------------------------------------------------
 
 

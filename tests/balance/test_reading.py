@@ -209,7 +209,7 @@ async def test_only_an_entry_id_can_be_committed(crew: Crew, data: Data, id: str
     lease = await data.owner()
     with pytest.raises(ConfigError, match="message"):
         await lease.commit(id)
-    assert await crew.ask("EXISTS", crew.keys.positions) == 0
+    assert await crew.positions() == {}
 
 
 @pytest.mark.parametrize("value", [None, "", 5, b"1-1", ["1-1"], "\ud800"])

@@ -81,8 +81,8 @@ class Ledgers(RuleBasedStateMachine):
         self.unread: list[Entry] = []
         """What no consumer of the group has read, in order."""
         self.bad = 0
-        self.given: list[tuple[str, str, int]] = []
-        """Every owner, stream and epoch that there was."""
+        self.given: list[tuple[str, str, int, str]] = []
+        """Every owner, stream, epoch and entry ID that there was."""
         self.wait(self.ledgers[OWNERS[0]].open())
 
     def teardown(self) -> None:
@@ -142,14 +142,14 @@ class Ledgers(RuleBasedStateMachine):
         return bool(stream.owner) and stream.until > self.now
 
     def own(self, owner: str, given: Given) -> None:
-        """It was nobody's, and is this one's in a new epoch from now on."""
+        """It was nobody's, or its own already, and is this one's in a new epoch from now on."""
         stream = self.streams[given.stream]
-        assert not self.is_held(stream), f"{given.stream} is {stream.owner}'s"
-        assert given.epoch == self.epoch + 1
+        assert not self.is_held(stream) or stream.owner == owner, f"{given.stream} is {stream.owner}'s"
+        assert given.epoch > self.epoch
         assert (given.info, given.entry_id) == (stream.info, stream.entry_id)
         self.epoch = stream.epoch = given.epoch
         stream.owner, stream.until = owner, self.now + TTL
-        self.given.append((owner, given.stream, given.epoch))
+        self.given.append((owner, given.stream, given.epoch, given.entry_id))
 
     @rule(owner=owners, most=few)
     def take(self, owner: str, most: int) -> None:
@@ -173,17 +173,29 @@ class Ledgers(RuleBasedStateMachine):
         for given in taken.given:
             self.own(owner, given)
 
-    @rule(owner=owners, name=names)
-    def claim(self, owner: str, name: str) -> None:
+    @rule(owner=owners, name=names, is_told=st.booleans())
+    def claim(self, owner: str, name: str, is_told: bool) -> None:
+        """Its own it gets only if it was never told of it."""
         stream, ledger = self.streams.get(name), self.ledgers[owner]
+        known = stream.epoch if stream is not None and is_told else None
         if stream is None:
             with pytest.raises(ConfigError, match="no unfinished stream"):
-                self.wait(ledger.claim(name))
-        elif self.is_held(stream):
+                self.wait(ledger.claim(name, known))
+        elif self.is_held(stream) and (is_told or stream.owner != owner):
             with pytest.raises(AlreadyClaimedError, match=stream.owner):
-                self.wait(ledger.claim(name))
+                self.wait(ledger.claim(name, known))
         else:
-            self.own(owner, self.wait(ledger.claim(name)))
+            self.own(owner, self.wait(ledger.claim(name, known)))
+
+    @rule(owner=owners)
+    def regrant(self, owner: str) -> None:
+        """It gets all that is its own, and nothing else, of whatever is pending for it."""
+        ids, _ = self.wait(self.ledgers[owner].pending("-"))
+        given = self.wait(self.ledgers[owner].regrant(ids))
+        mine = {name for name, stream in self.streams.items() if stream.owner == owner and self.is_held(stream)}
+        assert {one.stream for one in given} == mine
+        for one in given:
+            self.own(owner, one)
 
     @rule(owner=owners, most=st.integers(0, 4))
     def sweep(self, owner: str, most: int) -> None:
@@ -211,7 +223,7 @@ class Ledgers(RuleBasedStateMachine):
     @rule(data=st.data(), owner=owners)
     def renew(self, data: st.DataObject, owner: str) -> None:
         """All that it was ever given: it keeps what it still has, in that epoch, and creates nothing."""
-        mine = [(name, epoch) for who, name, epoch in self.given if who == owner]
+        mine = [(name, epoch) for who, name, epoch, _ in self.given if who == owner]
         some = data.draw(st.lists(st.sampled_from(mine), unique_by=lambda one: one[0], max_size=4)) if mine else []
         renewed = self.wait(self.ledgers[owner].renew(some))
         assert renewed.lost == {name for name, epoch in some if not self.is_owner(owner, name, epoch)}
@@ -223,7 +235,7 @@ class Ledgers(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(data=st.data(), number=st.integers(1, 99))
     def commit(self, data: st.DataObject, number: int) -> None:
-        owner, name, epoch = data.draw(st.sampled_from(self.given[-6:]))
+        owner, name, epoch, _ = data.draw(st.sampled_from(self.given[-6:]))
         if self.is_owner(owner, name, epoch):
             self.wait(self.ledgers[owner].move(name, epoch, f"{number}-0"))
             self.streams[name].position = f"{number}-0"
@@ -232,21 +244,25 @@ class Ledgers(RuleBasedStateMachine):
                 self.wait(self.ledgers[owner].move(name, epoch, f"{number}-0"))
 
     @precondition(lambda self: self.given)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        owner, name, epoch = data.draw(st.sampled_from(self.given[-6:]))
-        if self.is_owner(owner, name, epoch):
-            self.wait(self.ledgers[owner].finish(name, epoch))
+    @rule(data=st.data(), again=st.booleans())
+    def finish(self, data: st.DataObject, again: bool) -> None:
+        """Who asks again is content if the entry is gone."""
+        owner, name, epoch, id = data.draw(st.sampled_from(self.given[-6:]))
+        is_gone = name not in self.streams or self.streams[name].entry_id != id
+        if again and is_gone:
+            self.wait(self.ledgers[owner].finish(name, epoch, id, again=True))
+        elif self.is_owner(owner, name, epoch):
+            self.wait(self.ledgers[owner].finish(name, epoch, id, again=again))
             del self.streams[name]
             self.unread = [one for one in self.unread if (one.kind, one.name) != ("ours", name)]
         else:
             with pytest.raises(StreamNotOwnedError):
-                self.wait(self.ledgers[owner].finish(name, epoch))
+                self.wait(self.ledgers[owner].finish(name, epoch, id, again=again))
 
     @precondition(lambda self: self.given)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        owner, name, epoch = data.draw(st.sampled_from(self.given[-6:]))
+        owner, name, epoch, _ = data.draw(st.sampled_from(self.given[-6:]))
         [released] = self.wait(self.ledgers[owner].release([(name, epoch)]))
         assert released == self.is_owner(owner, name, epoch)
         if released:

@@ -91,7 +91,8 @@ async def takeover(url: str) -> float:
     link = Link(Address.of(url))
     dead = Ledger(link, BalanceKeys(service), "dead#1", SHORT_LEASE, SYSTEM_CLOCK)
     await dead.open()
-    await dead.take(ORPHANS, 0, hungry=True)
+    while (await dead.take(ORPHANS, 0, hungry=True)).given:
+        pass
     ended = time.perf_counter() + SHORT_LEASE
     async with StreamBalancer.connect(
         url, service=service, lease_ttl=SHORT_LEASE, max_streams=ORPHANS, auto_claim=True, handle_signals=False

@@ -57,7 +57,7 @@ async def stop_an_owner(crew: Crew, count: int, gate: Path, *how: str) -> None:
     await eventually(lambda: len(crew.log.noted("refused")) >= 2 * len(streams), "it has tried to write")
     await crew.dismiss("zombie")
     assert await crew.owners() == dict.fromkeys(streams, "heir")
-    assert await ask(crew.url, "EXISTS", crew.keys.positions) == 0
+    assert await ask(crew.url, "HKEYS", crew.keys.positions) == [""]
     assert await ask(crew.url, "XLEN", crew.keys.input) == len(streams)
     await crew.dismiss("heir")
 

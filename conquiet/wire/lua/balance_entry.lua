@@ -39,7 +39,11 @@ local function forget_entry(input, group, id)
   redis.call('XDEL', input, id)
 end
 
+-- How many were set aside: 0 while the place for it is elsewhere, and the entry is looked at again later.
 local function set_aside(input, group, bad, id, fields, reason)
-  redis.call('XADD', bad, 'MAXLEN', '~', 10000, '*', 'id', id, 'reason', reason, 'entry', cmsgpack.pack(fields))
+  local entry = cmsgpack.pack(fields)
+  local done = redis.pcall('XADD', bad, 'MAXLEN', '~', 10000, '*', 'id', id, 'reason', reason, 'entry', entry)
+  if type(done) == 'table' and done.err then return 0 end
   forget_entry(input, group, id)
+  return 1
 end

@@ -1,16 +1,17 @@
 -- A stream is done with: it is forgotten, as is its entry.
--- KEYS   input, owners, leases, positions, mutex (the beginning of its keys)
--- ARGV   group, owner, epoch, name
--- RETURNS 1 done | 0 somebody else has it, or nobody
+-- KEYS   input, owners, leases, positions
+-- ARGV   group, owner, epoch, mutex (the beginning of its keys), name, entry ID
+-- RETURNS 1 done | 0 somebody else has it, or nobody | -1 there is no such entry any more
 --#include balance_state
-local input, owners, leases, positions, mutex = unpack(KEYS)
-local group, owner, epoch, name = unpack(ARGV)
-if not has(owners, name, owner, epoch) then return 0 end
+local input, owners, leases, positions = unpack(KEYS)
+local group, owner, epoch, mutex, name, entry = unpack(ARGV)
 local id = state_of(owners, name)
+if id ~= entry then return -1 end
+if not has(owners, name, owner, epoch) then return 0 end
 redis.call('XACK', input, group, id)
 redis.call('XDEL', input, id)
 redis.call('HDEL', owners, name)
 redis.call('ZREM', leases, name)
 redis.call('HDEL', positions, name)
-redis.call('DEL', mutex .. name)
+hide(mutex, name)
 return 1

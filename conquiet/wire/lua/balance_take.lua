@@ -1,13 +1,14 @@
 -- Takes streams that nobody has had yet, as many as the caller's share allows, and sets aside what is none.
--- KEYS   input, owners, leases, epochs, bad, members, mutex (the beginning of its keys)
--- ARGV   group, owner, ttl ms, offset ms, most, how many it has, hungry ('1': its share does not matter)
+-- KEYS   input, owners, leases, epochs, members
+-- ARGV   group, owner, ttl ms, offset ms, mutex (the beginning of its keys), bad, how many to look at, most, how many it
+--        has, hungry ('1': its share does not matter)
 -- RETURNS {streams as {name, entry, epoch, entry ID}, set aside, merged, deferred, ID of the last entry}
 --         deferred: 1 if others are to have what there may be
 --#include clock
 --#include balance_state
 --#include balance_entry
-local input, owners, leases, epochs, bad, members, mutex = unpack(KEYS)
-local group, owner, ttl, offset, most, has_now, hungry = unpack(ARGV)
+local input, owners, leases, epochs, members = unpack(KEYS)
+local group, owner, ttl, offset, mutex, bad, look, most, has_now, hungry = unpack(ARGV)
 local now = now_ms(offset)
 most, has_now = tonumber(most), tonumber(has_now)
 
@@ -18,16 +19,18 @@ if hungry ~= '1' then
   room = math.min(most, math.ceil(unfinished / math.max(alive, 1)) - has_now)
 end
 
-local taken, aside, merged = {}, 0, 0
-local reply = room > 0
-  and redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', room, 'STREAMS', input, '>')
-for _, entry in ipairs(reply and reply[1][2] or {}) do
-  local id, fields = entry[1], entry[2]
+local taken, aside, merged, bytes = {}, 0, 0, 0
+for _ = 1, math.min(room, tonumber(look)) do
+  -- One by one: what was read has to be dealt with, and nobody knows before how long it is.
+  local reply = bytes <= MOST_BYTES
+    and redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', 1, 'STREAMS', input, '>')
+  if not reply then break end
+  local id, fields = reply[1][2][1][1], reply[1][2][1][2]
   local value = value_of(fields)
   local name, reason = name_in(value)
+  bytes = bytes + #(value or '')
   if not name then
-    set_aside(input, group, bad, id, fields, reason)
-    aside = aside + 1
+    aside = aside + set_aside(input, group, bad, id, fields, reason)
   else
     local known, _, holder = state_of(owners, name)
     if known and known ~= id then
