@@ -91,7 +91,7 @@ class Consumer:
     async def _leave(self, leases: list[StreamLease]) -> None:
         strays = await self._strays_of(leases)
         leases += self._drop_all()  # a claim was under way
-        held = [(one.stream, one.epoch) for one in (*leases, *strays)]
+        held = [(lease.stream, lease.epoch) for lease in leases] + [(given.stream, given.epoch) for given in strays]
         try:
             done = await self._ledger.release(held, leaving=True)
         except QueueError as error:

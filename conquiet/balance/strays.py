@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
@@ -67,7 +67,7 @@ class Strays:
         self._hurry()
 
     @asynccontextmanager
-    async def asking(self, *wished: str) -> AsyncIterator[None]:
+    async def asking(self, *wished: str) -> AsyncGenerator[None]:
         """Ask for streams within the block, and own those that are given before it ends.
 
         ``wished`` are those whose asker is told of a failure.

@@ -135,7 +135,7 @@ async def test_of_a_forgotten_async_with(crew: Crew) -> None:
         with pytest.raises(ConfigError, match="async with"):
             await anext(balancer.events())
         with pytest.raises(ConfigError, match="async with"):
-            await balancer.run(takes_three)
+            await balancer.run(Fine().method)
         with pytest.raises(ConfigError, match="async with"):
             await balancer.claim("s")
         for verb in (balancer.done_stream, balancer.release_stream):

@@ -94,7 +94,7 @@ async def test_a_sweep_comes_to_all_in_pages(ledger: Ledger, clock: ManualClock)
     is_last, skip = False, 0
     while not is_last:
         swept = await ledger.sweep(3, 0, hungry=True, skip=skip)
-        late += [one.stream for one in (*swept.late, *swept.given)]
+        late += [one.stream for one in swept.late] + [one.stream for one in swept.given]
         skip, is_last = skip + swept.staying, swept.is_last
     assert len(late) == len(set(late)) == 1000
 

@@ -171,7 +171,7 @@ async def test_a_handler_that_returns_finishes_and_stop_ends_the_run(crew: Crew)
 async def test_a_handler_that_cannot_take_a_stream_and_its_lease_is_refused_when_it_is_given(crew: Crew) -> None:
     member = await crew.join(listen=False)
     with pytest.raises(ConfigError, match=r"handler is called with \(stream, lease\)"):
-        await asyncio.wait_for(member.balancer.run(lambda stream: None), LONG)  # type: ignore[arg-type, misc]
+        await asyncio.wait_for(member.balancer.run(lambda stream: None), LONG)  # type: ignore[arg-type]
 
 
 async def test_a_forgotten_with_is_said_and_nothing_hangs(crew: Crew) -> None:
