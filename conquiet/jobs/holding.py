@@ -97,6 +97,10 @@ class Holdings:
         return len(self._held)
 
     async def _beat(self) -> None:
+        if self._loop is not None and self._loop.is_closed() and self._held:
+            count = len(self._held)
+            _log.warning("queue %r: its event loop was closed, %d leases run out", self._dispatch.queue, count)
+            self._held.clear()  # nobody is left who could run or settle these jobs
         held = list(self._held.values())
         if not held or self._apart is None:
             return

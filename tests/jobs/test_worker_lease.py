@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import Job, JobQueue, JobState, JobStore, RedisStore, RetryPolicy
+from conquiet import Job, JobQueue, JobState, JobStore, MemoryStore, RedisStore, RetryPolicy
 from conquiet.jobs import running
+from conquiet.jobs.holding import Holdings
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import Backend
 from tests.jobs.working import AT_ONCE, Gate, Holding, counted, next_beat, queue_in, ran, settled, working
@@ -343,6 +344,29 @@ async def test_a_job_that_was_lost_before_it_began_is_not_begun() -> None:
     async with working(queue, handler, concurrency=2):
         await settled(queue, succeeded=1, failed=1)
     assert began == ["first"]
+
+
+def test_leases_of_an_event_loop_that_was_closed_run_out(clock: ManualClock) -> None:
+    """A program that ends its loop without ending its worker: nobody is left to run what it holds."""
+    queue = queue_in(MemoryStore(clock=clock), lease_ttl=LONG_TTL)
+    holdings = Holdings(queue.dispatch, lambda job_id, token: None)
+
+    async def hold() -> None:
+        await queue.enqueue(1)
+        await holdings.open()
+        await holdings.add(await queue.claim(worker="w-1"), clock.monotonic())
+
+    async def wait_for_it() -> list[int]:
+        for _ in range(4):
+            clock.advance(await next_beat(clock))
+            await next_beat(clock)
+        return [job.attempts for job in await queue.claim(worker="w-2")]
+
+    asyncio.run(hold())
+    try:
+        assert asyncio.run(wait_for_it()) == [2]
+    finally:
+        asyncio.run(holdings.aclose())
 
 
 # --- time limits ------------------------------------------------------------------------------------------------------
