@@ -60,6 +60,7 @@ async def all_free_of_cost(queue: JobQueue, ids: list[str]) -> None:
     assert [(job.attempts, job.failures) for job in found if job is not None] == [(0, ())] * len(ids)
 
 
+@pytest.mark.guarantee
 @ENDS
 async def test_a_claim_that_is_cancelled_gives_back_what_it_got(end: End) -> None:
     store = Late()

@@ -82,6 +82,7 @@ async def _renewed(store: JobStore, queue: JobQueue, before: list[Job | None]) -
 # --- kept -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease(
     backend: Backend, store: JobStore, clock: ManualClock
 ) -> None:
@@ -105,6 +106,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease(
     assert (job.state, job.result, job.attempts, job.failures) == (JobState.SUCCEEDED, "computed", 1, ())
 
 
+@pytest.mark.guarantee
 async def test_a_job_that_waits_behind_one_that_blocks_keeps_its_lease_too(
     backend: Backend, store: JobStore, clock: ManualClock
 ) -> None:
@@ -124,6 +126,7 @@ async def test_a_job_that_waits_behind_one_that_blocks_keeps_its_lease_too(
     assert sorted(calls) == [(0, 1), (1, 1), (2, 1)]
 
 
+@pytest.mark.guarantee
 async def test_a_plain_handler_that_takes_long_keeps_its_lease(
     backend: Backend, store: JobStore, clock: ManualClock
 ) -> None:
@@ -150,6 +153,7 @@ async def proxy(url: str) -> AsyncIterator[Proxy]:
         yield proxy
 
 
+@pytest.mark.guarantee
 @pytest.mark.any_server
 async def test_one_renewal_that_fails_is_no_loss(proxy: Proxy, url: str, clock: ManualClock) -> None:
     """The next one comes soon: long before the lease ends."""
@@ -173,6 +177,7 @@ async def test_one_renewal_that_fails_is_no_loss(proxy: Proxy, url: str, clock: 
     assert len(gate.began) == 1
 
 
+@pytest.mark.guarantee
 @pytest.mark.any_server
 async def test_a_worker_that_stood_still_renews_before_it_claims(proxy: Proxy, url: str, clock: ManualClock) -> None:
     """Its next claim would else be the one that finds its own leases run out, and runs its own jobs a second time."""
@@ -346,6 +351,7 @@ async def test_a_job_that_was_lost_before_it_began_is_not_begun() -> None:
     assert began == ["first"]
 
 
+@pytest.mark.guarantee
 def test_leases_of_an_event_loop_that_was_closed_run_out(clock: ManualClock) -> None:
     """A program that ends its loop without ending its worker: nobody is left to run what it holds."""
     queue = queue_in(MemoryStore(clock=clock), lease_ttl=LONG_TTL)

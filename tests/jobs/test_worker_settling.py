@@ -60,6 +60,7 @@ def refusing(job_id: str, error: BaseException) -> Callable[[Sequence[Settlement
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee
 @pytest.mark.any_server
 async def test_while_no_outcome_can_be_written_no_more_jobs_are_run(url: str) -> None:
     """Those at work, and as many whose outcomes were on their way when it began."""
@@ -138,6 +139,7 @@ async def test_acks_and_enqueues_by_hand_go_together_by_their_bytes_too() -> Non
 # --- one that the store cannot keep ---------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee
 @pytest.mark.parametrize("error", [QueueError("no"), TypeError("no"), ConfigError("no")], ids=repr)
 async def test_an_outcome_that_the_store_cannot_keep_holds_up_no_others(
     error: Exception, caplog: pytest.LogCaptureFixture
@@ -177,6 +179,7 @@ async def test_an_outcome_that_is_refused_frees_its_place_also_if_that_is_the_on
     assert "job 'bad': its outcome cannot be kept" in caplog.text
 
 
+@pytest.mark.guarantee
 @pytest.mark.parametrize("answers", [False, True])
 async def test_outcomes_wait_for_a_store_that_takes_none_however_long(answers: bool) -> None:
     """It is away, or it answers questions only: that is no fault of an outcome's."""

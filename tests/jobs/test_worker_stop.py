@@ -224,6 +224,7 @@ async def cancelled_by_scope(worker: JobWorker, moment: asyncio.Event) -> None:
         group.cancel_scope.cancel()
 
 
+@pytest.mark.guarantee
 @pytest.mark.parametrize("cancelled", [cancelled_by_task, cancelled_twice, cancelled_by_scope])
 async def test_a_run_that_is_cancelled_gives_back_what_it_was_claiming(cancelled: Any) -> None:
     """The store has leased jobs to it, but the answer has not come yet."""
@@ -249,6 +250,7 @@ async def test_a_run_that_is_cancelled_while_the_store_stands_still_ends_all_the
     assert not worker.health().healthy
 
 
+@pytest.mark.guarantee
 async def test_runs_that_are_cancelled_at_any_moment_strand_no_job(backend: Backend) -> None:
     """Sooner or later in the life of a worker: before, within and after its claims and acks."""
     async with backend.make("core", ManualClock()) as store:
