@@ -223,7 +223,7 @@ async def test_a_failure_that_cannot_be_written_takes_up_its_room_until_it_can(
     later = Backoff(1000.0, 1000.0, "fixed")
     options = impatient(max_inflight=5, mode=mode, order=order, backoff=later, lease_ttl=1000.0)
     async with broker.subscribe(ORDERS, group="g", handler=seen, options=options):
-        await eventually(lambda: len(seen.messages) == 5, "as many as may be in flight")
+        await eventually(lambda: len(seen.messages) >= 5, "as many as may be in flight")
         stream = broker.admin._site.keys.partition(ORDERS, 0)
         refused = await refusals(own)
         await eventually_more(own, refused)  # it is tried again and again
