@@ -19,6 +19,7 @@ pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 EXPECTED: Final = {
     "claim": {"jobs_line", "jobs_again", "jobs_oldest", "jobs_waiting", "jobs_leased", "jobs_key"},
+    "claim_on": {"jobs_line", "jobs_key"},
     "expire": {"jobs_leased", "jobs_key"},
     "promote": {"jobs_waiting", "jobs_key"},
     "renew": {"jobs_key"},
@@ -32,6 +33,7 @@ EXPECTED: Final = {
     "counts": {"jobs_by_state"},
     "page": {"jobs_by_state"},
     "purge": {"jobs_finished", "jobs_key"},
+    "surplus": {"jobs_finished"},
 }
 """The indexes that each statement may read, and has to."""
 
@@ -97,7 +99,7 @@ async def test_every_statement_goes_by_its_index(table: PostgresStore) -> None:
         for node in of_jobs:
             if node["Index Name"] == "jobs_key":  # one job at a time, never all of a queue
                 assert re.search(r"\bid = ", node["Index Cond"]), (name, node)
-        if name in ("claim", "expire", "promote", "page"):
+        if name in ("claim", "claim_on", "expire", "promote", "page"):
             assert not kinds & {"Sort", "Incremental Sort"}, (name, kinds)
 
 

@@ -8,10 +8,12 @@ from typing import Any, Final
 from conquiet.jobs.job import Attempt, Job, JobState
 from conquiet.kit import codec
 
-__all__ = ["NUMBER", "WIDTH", "job_of"]
+__all__ = ["NUMBER", "PRIORITY", "READY", "WIDTH", "job_of"]
 
 NUMBER: Final = 1
 """The column with the place in the order of enqueueing."""
+PRIORITY: Final = 4
+READY: Final = 13
 WIDTH: Final = 18
 
 _STATES: Final = {str(state): state for state in JobState}

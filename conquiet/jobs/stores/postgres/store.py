@@ -9,23 +9,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError
-from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.job import CANCELLED, HISTORY, Job, JobState, NewJob, Settlement
+from conquiet.jobs.store import Claimed, JobPage, Keep, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering, patiently
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
-from conquiet.kit.ids import nonce
 
 if TYPE_CHECKING:
     from conquiet.jobs.stores.postgres.pool import Call
 
 __all__ = ["PostgresStore"]
 
-_MOST_EXPIRED: Final = 500
-_MOST_PROMOTED: Final = 1000
 _MOST_PURGED: Final = 1000
+_ROUND: Final = 10.0
+"""For how many seconds what was found to be too many is known to be."""
 _PATIENCE: Final = "50ms"
 """How long one connection waits for others who have an ID and have not decided whether they add it."""
 _LARGEST: Final = 2**62
@@ -45,6 +44,7 @@ class PostgresStore:
         self._recipe = (dsn, _schema(schema), rules.integer("pool_size", pool_size, least=1), clock)
         try:
             from conquiet.jobs.stores.postgres import migrating, outbox
+            from conquiet.jobs.stores.postgres.claiming import Claiming
             from conquiet.jobs.stores.postgres.listening import Listener
             from conquiet.jobs.stores.postgres.pool import Pool
         except ImportError as error:
@@ -54,7 +54,10 @@ class PostgresStore:
         self._channel = schema
         self._pool = Pool(dsn, schema, pool_size)
         self._listener = Listener(self._pool, self._channel, clock)
+        self._claiming = Claiming(self._pool, self._channel, clock)
         self._gathering = Gathering(self._add)
+        self._bounds: dict[tuple[str, JobState, int | None], tuple[float, int, str]] = {}
+        """Up to which job finished ones are over a number, and until when to believe that."""
 
     @classmethod
     def connect(cls, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> Self:
@@ -135,20 +138,7 @@ class PostgresStore:
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
-        mark, offset = self._listener.mark(queue), self._clock.offset_ms
-        wanted = wanted.bounded()
-        claim = (queue, offset, wanted.worker, wanted.ttl_ms, wanted.count, wanted.retries, wanted.oldest)
-        claim_id = nonce()
-        [rows] = await self._run("claiming jobs", queue, ("claim", (*claim, False, claim_id, MOST_BYTES)))
-        gone: list[tuple[Any, ...]] = []
-        if rows[0][0] is not None and rows[0][0] <= 0:
-            late = (queue, offset, self._channel, wanted.max_retries, _MOST_EXPIRED, EXPIRED, HISTORY)
-            ripe = (queue, offset, _MOST_PROMOTED)
-            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True, claim_id, MOST_BYTES))]
-            gone, _, rows = await self._run("claiming jobs", queue, *calls)
-        jobs = _in_order(queue, rows)
-        times = [wanted.ttl_ms] * bool(jobs) + [max(0, row[0]) for row in rows[:1] if row[0] is not None]
-        return Claimed(jobs, _expired(gone), min(times, default=None), mark)
+        return await self._claiming.claim(queue, wanted, self._listener.mark(queue))
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
@@ -228,10 +218,27 @@ class PostgresStore:
     async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
         """Remove finished jobs that are not to be kept."""
         age = None if keep.age is None else math.floor(min(keep.age * 1000, _LARGEST))
-        count = None if keep.count is None else min(keep.count, _LARGEST)
-        values = (queue, self._clock.offset_ms, str(state), count, age, _MOST_PURGED)
+        bound = await self._surplus(queue, state, keep.count)
+        values = (queue, self._clock.offset_ms, str(state), *bound, age, _MOST_PURGED)
         [[(gone,)]] = await self._run("purging jobs", queue, ("purge", values))
+        if gone < _MOST_PURGED:
+            self._bounds.pop((queue, state, keep.count), None)
         return int(gone)
+
+    async def _surplus(self, queue: str, state: JobState, keep: int | None) -> tuple[int | None, str | None]:
+        """The last job that is over a number, which is found by counting: once for all calls that remove up to it."""
+        if keep is None:
+            return None, None
+        key, now = (queue, state, keep), self._clock.monotonic()
+        known = self._bounds.get(key)
+        if known is not None and known[0] > now:
+            return known[1:]
+        [rows] = await self._run("purging jobs", queue, ("surplus", (queue, str(state), min(keep, _LARGEST))))
+        if not rows:
+            return None, None
+        [(ended, id)] = rows
+        self._bounds[key] = (now + _ROUND, ended, id)
+        return ended, id
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
@@ -321,16 +328,6 @@ class PostgresStore:
 
 def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
     return one.job_id, one.token, one.claim_id
-
-
-def _in_order(queue: str, rows: Sequence[tuple[Any, ...]]) -> list[Job]:
-    """What a claim got, in the order of claims; one row may hold no job."""
-    found = sorted((-row[5], row[14], row[1 + NUMBER], row[1:]) for row in rows if row[1] is not None)
-    return [job_of(queue, row) for *_, row in found]
-
-
-def _expired(rows: Sequence[tuple[Any, ...]]) -> list[Expired]:
-    return [Expired(id, state == JobState.FAILED) for _, id, state in sorted((row[2], row[0], row[1]) for row in rows)]
 
 
 def _rebuilt(kind: type[PostgresStore], dsn: str, schema: str, pool_size: int, clock: Clock) -> PostgresStore:

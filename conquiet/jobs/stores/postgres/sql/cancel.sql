@@ -17,7 +17,8 @@ cancelled AS (
                 jsonb_build_array(j.attempts, coalesce(j.worker, ''), j.claimed_ms, (SELECT now FROM moment), $5::text)
             )
         END,
-        lease_ms = NULL
+        lease_ms = NULL,
+        renewed_ms = NULL
     WHERE j.queue = $1::text AND j.id = $4::text AND j.finished_ms IS NULL
     RETURNING {columns}
 )

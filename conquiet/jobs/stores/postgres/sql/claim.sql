@@ -1,6 +1,7 @@
 -- Lease jobs to a worker: first some that were tried before, then some that have waited longest, then the rest.
--- One row a job, at least one: the first column is in how many milliseconds a lease runs out that others hold, or
--- something falls due that waits. If that is past, nothing is leased, unless $8: expire and promote must come first.
+-- One row a job, at least one. The first columns are in how many milliseconds a lease runs out that others hold, or
+-- something falls due that waits (if that is past, nothing is leased, unless $8: expire and promote must come first); the
+-- time; how many milliseconds the look took; and whether the job is of the rest.
 -- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 oldest, $8 in any case, $9 the claim's own ID,
 -- $10 how many bytes of payloads at most, but for the last of them
 --
@@ -45,10 +46,10 @@ rest AS MATERIALIZED (
     FOR NO KEY UPDATE SKIP LOCKED
 ),
 chosen AS MATERIALIZED (
-    SELECT queue, id, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (
-        SELECT queue, id, size FROM again
-        UNION ALL SELECT queue, id, size FROM oldest
-        UNION ALL SELECT queue, id, size FROM rest
+    SELECT queue, id, is_rest, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (
+        SELECT queue, id, size, false AS is_rest FROM again
+        UNION ALL SELECT queue, id, size, false FROM oldest
+        UNION ALL SELECT queue, id, size, true FROM rest
     ) AS all_of_them
 ),
 base AS MATERIALIZED (
@@ -65,6 +66,11 @@ claimed AS (
         lease_ms = (SELECT now FROM moment) + $4::bigint
     FROM chosen
     WHERE j.queue = chosen.queue AND j.id = chosen.id AND chosen.before < $10::bigint
-    RETURNING {columns}
+    RETURNING chosen.is_rest, {columns}
 )
-SELECT next.ms, claimed.* FROM next LEFT JOIN claimed ON true
+SELECT
+    next.ms,
+    moment.now,
+    (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000)::float8,
+    claimed.*
+FROM next CROSS JOIN moment LEFT JOIN claimed ON true

@@ -1,17 +1,8 @@
--- Remove the oldest finished jobs of a state: those over a number, and those over an age.
--- $1 queue, $2 offset_ms, $3 state, $4 how many to keep or null, $5 how old in ms or null, $6 at most so many
-WITH last AS MATERIALIZED (
-    SELECT finished_ms, id FROM {schema}.jobs
-    WHERE queue = $1::text AND state = $3::text AND finished_ms IS NOT NULL AND $4::bigint IS NOT NULL
-    ORDER BY finished_ms DESC, id DESC
-    OFFSET coalesce($4::bigint, 0)
-    LIMIT 1
-),
-bound AS MATERIALIZED (
-    SELECT
-        (SELECT finished_ms FROM last) AS ms,
-        (SELECT id FROM last) AS id,
-        {moment} + $2::bigint - $5::bigint AS age
+-- Remove the oldest finished jobs of a state: those up to one that is over a number, and those over an age.
+-- $1 queue, $2 offset_ms, $3 state, $4 when that one finished and $5 its ID or null, $6 how old in ms or null,
+-- $7 at most so many
+WITH bound AS MATERIALIZED (
+    SELECT $4::bigint AS ms, $5::text AS id, {moment} + $2::bigint - $6::bigint AS age
 ),
 old AS MATERIALIZED (
     SELECT j.queue, j.id FROM {schema}.jobs j
@@ -22,7 +13,7 @@ old AS MATERIALIZED (
             OR j.finished_ms < (SELECT age FROM bound)
         )
     ORDER BY j.finished_ms, j.id
-    LIMIT $6::bigint
+    LIMIT $7::bigint
     FOR UPDATE SKIP LOCKED
 ),
 purged AS (

@@ -3,8 +3,12 @@
 --
 -- A job is leased if lease_ms is set; that it is in flight is not asked, lest the planner read all jobs in flight
 -- rather than these. The limit keeps it from reading the table first and the arguments for each row.
-UPDATE {schema}.jobs j SET lease_ms = {moment} + $2::bigint + $3::bigint
-FROM (
+--
+-- lease_ms is left as it is, unless the lease is to end before it: else an index would have to follow each time.
+UPDATE {schema}.jobs j SET
+    renewed_ms = moment.now + $3::bigint,
+    lease_ms = least(j.lease_ms, moment.now + $3::bigint)
+FROM (SELECT {moment} + $2::bigint AS now) AS moment, (
     SELECT $1::text AS queue, id, token, claim_id, place
     FROM unnest($4::text[], $5::bigint[], $6::text[]) WITH ORDINALITY AS given (id, token, claim_id, place)
     LIMIT $7::bigint

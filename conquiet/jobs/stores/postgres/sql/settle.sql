@@ -13,6 +13,7 @@ settled AS (
         claimed_ms = CASE g.kind WHEN 'release' THEN NULL ELSE j.claimed_ms END,
         worker = CASE g.kind WHEN 'release' THEN NULL ELSE j.worker END,
         lease_ms = NULL,
+        renewed_ms = NULL,
         result = CASE g.kind WHEN 'ack' THEN g.result ELSE j.result END,
         last_error = CASE WHEN g.kind IN ('retry', 'fail') THEN g.error ELSE j.last_error END,
         failures = CASE

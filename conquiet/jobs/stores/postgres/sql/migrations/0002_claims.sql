@@ -2,6 +2,10 @@
 -- again. Null for what was claimed by a version that knew no such ID.
 ALTER TABLE {schema}.jobs ADD COLUMN claim_id text COLLATE "C";
 
+-- Until when a lease was extended, in no index: so an extension changes the row alone. lease_ms, by which leases that have
+-- run out are found, follows when it is found to be past. Null unless the lease was extended.
+ALTER TABLE {schema}.jobs ADD COLUMN renewed_ms bigint;
+
 -- what may be claimed now, by who has waited longest
 CREATE INDEX jobs_oldest ON {schema}.jobs (queue, ready_ms, priority DESC, number)
     WHERE state = 'ready' AND due;
