@@ -129,7 +129,9 @@ async def test_acks_and_enqueues_by_hand_go_together_by_their_bytes_too() -> Non
     large = "x" * (1 << 20)
     ids = await queue.enqueue_many([large] * 8 + [1] * 3)
     assert added == [3, 3, 5]
-    jobs = await queue.claim(11)
+    jobs: list[Job] = []
+    while len(jobs) < 11:  # a claim is bounded by bytes as well
+        jobs += await queue.claim(11)
     assert [job.id for job in jobs] == ids
     await queue.ack(*jobs, result=large)
     assert [len(batch) for batch in store.batches] == [3, 3, 3, 2]
