@@ -20,6 +20,7 @@ from conquiet.errors import ConfigError, StreamNotOwnedError
 from conquiet.kit import rules
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.ids import incarnation, process_name
+from conquiet.kit.loopthread import forks
 from conquiet.kit.service import Background
 from conquiet.kit.signals import stop_on_signals
 from conquiet.wire.address import Address, AddressLike
@@ -91,6 +92,7 @@ class StreamBalancer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
+        self._forks = forks()
 
     @classmethod
     def connect(
@@ -141,6 +143,7 @@ class StreamBalancer:
 
     async def open(self) -> None:
         """Begin to look for streams. ``async with`` does it; whoever only adds streams needs not."""
+        self._check_process()
         if self._is_open or self._closing is not None:
             raise ConfigError("a balancer can be entered once: make another")
         self._is_open = True
@@ -169,7 +172,13 @@ class StreamBalancer:
                 self._loop.call_soon_threadsafe(self._consumer.terminate, "stopped")
 
     async def aclose(self) -> None:
-        """Release what is owned, unfinished as it is, and leave. Takes a few seconds at most; may be called again."""
+        """Release what is owned, unfinished as it is, and leave. Takes a few seconds at most; may be called again.
+
+        In a forked child it releases nothing: what is owned is the parent's.
+        """
+        if self._forks != forks():
+            await self._ledger.link.aclose()
+            return
         if self._closing is None:
             self._signals.close()
             self._consumer.terminate("closed")
@@ -193,6 +202,7 @@ class StreamBalancer:
 
     async def events(self) -> AsyncIterator[StreamEvent]:
         """What happens to streams, until exactly one ``StreamTerminated`` ends it."""
+        self._check_process()
         if self._closing is None:  # what is closed still tells what it has to
             self._check_open()
         while (event := await self._consumer.outlet.next()) is not None:
@@ -238,6 +248,7 @@ class StreamBalancer:
             consumer.runner = None
 
     def _mine(self, stream: str) -> StreamLease:
+        self._check_process()
         lease = self._consumer.mine(_stream(stream))
         if lease is None and self._closing is None:
             self._check_open()
@@ -245,7 +256,12 @@ class StreamBalancer:
             raise StreamNotOwnedError(f"stream {stream!r} is not, or no longer, this consumer's")
         return lease
 
+    def _check_process(self) -> None:
+        if self._forks != forks():
+            raise ConfigError("the balancer was made before a fork and is the parent's: make another here")
+
     def _check_open(self) -> None:
+        self._check_process()
         if not self._is_open or self._closing is not None:
             raise ConfigError("the balancer is not open: use it within 'async with'")
 

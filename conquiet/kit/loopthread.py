@@ -21,7 +21,16 @@ from typing import Any, Final, TypeVar
 
 from conquiet.errors import ConquietError
 
-__all__ = ["PRIVATE_LOOP", "LoopThread", "Threads", "forks", "new_lock", "on_private_loop", "outlive_fork"]
+__all__ = [
+    "PRIVATE_LOOP",
+    "LoopThread",
+    "Threads",
+    "forks",
+    "leave_behind",
+    "new_lock",
+    "on_private_loop",
+    "outlive_fork",
+]
 
 _T = TypeVar("_T")
 
@@ -35,6 +44,11 @@ _forks = 0
 def outlive_fork(thing: object) -> None:
     """Keep ``thing`` from being finalised in processes that are forked from this one while it lives."""
     _living.add(thing)
+
+
+def leave_behind(thing: object) -> None:
+    """In a forked child: keep what is the parent's for ever, unused."""
+    _attic.append(thing)
 
 
 def new_lock() -> AbstractContextManager[bool]:

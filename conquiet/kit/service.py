@@ -31,8 +31,9 @@ class Background:
         return task
 
     async def aclose(self) -> None:
-        """Cancel what runs, and return when all of it has ended."""
-        tasks = list(self._tasks)
+        """Cancel what runs, and return when all of it has ended. What a former loop left has ended with it."""
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in self._tasks if task.get_loop() is loop]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, PayloadError, QueueError
 from conquiet.kit import codec, rules
+from conquiet.kit.loopthread import forks
 from conquiet.message import DATA, QueueMessage
 from conquiet.metrics import queue_metrics
 from conquiet.queue.backlog import BacklogStats, backlog_commands, backlog_of
@@ -18,6 +19,7 @@ from conquiet.queue.config import QueueConfig
 from conquiet.wire import streams
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.interrupt import Interrupt
+from conquiet.wire.lane import running_loop
 from conquiet.wire.link import Link
 
 __all__ = ["RedisStreamsQueue"]
@@ -25,6 +27,7 @@ __all__ = ["RedisStreamsQueue"]
 _log = logging.getLogger("conquiet.queue")
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 1 << 20
+_UNSENT: Final = object()
 _LARGEST: Final = 512 << 20  # Redis' own limit for one value
 
 
@@ -48,6 +51,7 @@ class RedisStreamsQueue:
         self._xadd_head = streams.xadd_head(config.stream_key, DATA)
         self._has_group = False
         self._creating_group = asyncio.Lock()
+        self._created_at: tuple[object, int] | None = None
 
     @classmethod
     def connect(cls, url: str, config: QueueConfig) -> Self:
@@ -63,6 +67,9 @@ class RedisStreamsQueue:
         """Create the consumer group, and the stream, unless they exist; once in the life of this object."""
         if self._has_group:
             return
+        here = (running_loop(), forks())
+        if self._created_at != here:  # whoever had the lock elsewhere may never give it back
+            self._created_at, self._creating_group = here, asyncio.Lock()
         async with self._creating_group:
             if not self._has_group:
                 await self._create_group()
@@ -171,7 +178,9 @@ class RedisStreamsQueue:
         key, group, name = self._names
         command = streams.xreadgroup(key, group, name, count=most, block_ms=block)
         started = time.perf_counter()
-        reply = await self._link.wait(key, command, block / 1000, interrupt)
+        reply = await self._link.wait(key, command, block / 1000, interrupt, _UNSENT)
+        if reply is _UNSENT:
+            return []
         entries = streams.read_entries_of(reply)
         self._metrics.read(len(entries), time.perf_counter() - started)
         return [QueueMessage(key, group, id.decode(), fields, 1) for id, fields in entries]

@@ -23,6 +23,7 @@ from conquiet.kit.service import Background
 from conquiet.wire.address import Address, Endpoint
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.lane import Lane, running_loop
+from conquiet.wire.line import LARGE
 from conquiet.wire.parser import Reply
 from conquiet.wire.streams import pack
 from conquiet.wire.topology import topology_of
@@ -42,17 +43,18 @@ _NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDo
 
 
 class Link:
-    """One shared lane a node for commands that answer at once, and lanes apart for those that block.
+    """One shared lane a node for commands that answer at once, one for writes that are large, and some that block.
 
-    So a blocked read never keeps an acknowledgment waiting. Every failure is a ``QueueError``, at once, and
-    nothing is sent a second time that may have been run: a Cluster that redirects a command, or says to try again
-    while a slot moves, has not run it. After a failure the next call opens a new connection.
+    So neither a blocked read nor a large write keeps an acknowledgment waiting. Every failure is a ``QueueError``, at
+    once, and nothing is sent a second time that may have been run: a Cluster that redirects a command, or says to try
+    again while a slot moves, has not run it. After a failure the next call opens a new connection.
     """
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self._topology = topology_of(address)
         self._lanes: dict[Endpoint, Lane] = {}
+        self._wide_lanes: dict[Endpoint, Lane] = {}
         self._idle: dict[Endpoint, list[WaitingLane]] = {}
         self._in_use: set[WaitingLane] = set()
         self._closed = False
@@ -70,7 +72,8 @@ class Link:
         """The replies to packed commands on ``key``, sent in one write; error replies come as values."""
         try:
             endpoint = await self._locate(key)
-            replies = await self._lane(endpoint).call(commands)
+            size = len(commands[0]) if len(commands) == 1 else sum(map(len, commands))
+            replies = await self._lane(endpoint, size).call(commands, size)
             if self.address.kind == "cluster":
                 await self._follow_redirects(endpoint, commands, replies)
             if self.address.kind != "single":
@@ -87,16 +90,21 @@ class Link:
         except _FAILURES as error:
             self.refuse(key, error)
 
-    async def wait(self, key: str, command: bytes, seconds: float, interrupt: Interrupt) -> Reply | None:
-        """The reply to a command that blocks for up to ``seconds``; ``None`` also when interrupted."""
+    async def wait(
+        self, key: str, command: bytes, seconds: float, interrupt: Interrupt, unsent: Reply | None = None
+    ) -> Reply | None:
+        """The reply to a command that blocks for up to ``seconds``; ``None`` also when interrupted.
+
+        ``unsent`` if the interrupt was requested before the command was sent: then nothing was asked.
+        """
         try:
             endpoint = await self._locate(key)
-            reply = await self._wait_at(endpoint, (command,), seconds, interrupt)
+            reply = await self._wait_at(endpoint, (command,), seconds, interrupt, unsent)
             for _ in range(_MOST_REDIRECTS):
                 if not isinstance(reply, Exception) or (there := self._redirect(endpoint, reply)) is None:
                     break
                 endpoint, first = there
-                reply = await self._wait_at(endpoint, (*first, command), seconds, interrupt)
+                reply = await self._wait_at(endpoint, (*first, command), seconds, interrupt, unsent)
         except _FAILURES as error:
             self.refuse(key, error)
         if isinstance(reply, Exception):
@@ -124,10 +132,11 @@ class Link:
         waiting = [lane for lanes in self._idle.values() for lane in lanes]
         for waiting_lane in (*waiting, *self._in_use):
             await waiting_lane.aclose()
-        for lane in self._lanes.values():
+        for lane in (*self._lanes.values(), *self._wide_lanes.values()):
             await lane.aclose()
         self._idle.clear()
         self._lanes.clear()
+        self._wide_lanes.clear()
 
     async def _locate(self, key: str) -> Endpoint:
         if self._closed:
@@ -146,16 +155,18 @@ class Link:
         if asking is None or asking.done() or asking.get_loop() is not loop:
             asking = self._discovery = self._background.start(self._topology.discover(), "discovery")
         await asyncio.wait([asking])
-        if asking.cancelled():
+        if self._closed:
             raise RedisError(_CLOSED)
+        if asking.cancelled():  # but not whoever waits for it
+            return await self._discover(key)
         asking.result()
         return self._topology.locate(key)
 
-    def _lane(self, endpoint: Endpoint) -> Lane:
-        lane = self._lanes.get(endpoint)
+    def _lane(self, endpoint: Endpoint, size: int = 0) -> Lane:
+        lanes = self._lanes if size <= LARGE else self._wide_lanes
+        lane = lanes.get(endpoint)
         if lane is None:
-            lane = Lane(partial(self.address.connection, endpoint), self.address.timeout)
-            self._lanes[endpoint] = lane
+            lane = lanes[endpoint] = Lane(partial(self.address.connection, endpoint), self.address.timeout)
         return lane
 
     async def _follow_redirects(self, endpoint: Endpoint, commands: Sequence[bytes], replies: list[Reply]) -> None:
@@ -165,7 +176,7 @@ class Link:
                 if not isinstance(replies[index], TryAgainError):
                     break
                 await asyncio.sleep(pause)
-                [reply] = await self._lane(endpoint).call((command,))
+                [reply] = await self._lane(endpoint, len(command)).call((command,), len(command))
                 replies[index] = await self._redirected(endpoint, command, reply)
 
     async def _redirected(self, here: Endpoint, command: bytes, reply: Reply) -> Reply:
@@ -174,7 +185,8 @@ class Link:
             if not isinstance(reply, Exception) or (there := self._redirect(here, reply)) is None:
                 break
             here, first = there
-            reply = (await self._lane(here).call((*first, command)))[-1]
+            size = len(_ASKING) + len(command)
+            reply = (await self._lane(here, size).call((*first, command), size))[-1]
         return reply
 
     def _redirect(self, asked: Endpoint, reply: Exception) -> tuple[Endpoint, tuple[bytes, ...]] | None:
@@ -188,13 +200,13 @@ class Link:
         return there, ()
 
     async def _wait_at(
-        self, endpoint: Endpoint, commands: Sequence[bytes], seconds: float, interrupt: Interrupt
+        self, endpoint: Endpoint, commands: Sequence[bytes], seconds: float, interrupt: Interrupt, unsent: Reply | None
     ) -> Reply | None:
         idle = self._idle.setdefault(endpoint, [])
         lane = idle.pop() if idle else self._waiting_lane(endpoint)
         self._in_use.add(lane)
         try:
-            return await lane.call(commands, seconds, interrupt)
+            return await lane.call(commands, seconds, interrupt, unsent)
         finally:
             # A failed lane is empty, not dirty: its connection is gone, and the next call opens another.
             self._in_use.discard(lane)

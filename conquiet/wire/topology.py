@@ -135,7 +135,7 @@ class _Cluster:
 async def _ask_once(dial: Callable[[], AbstractConnection], command: bytes, timeout: float | None) -> Reply:
     lane = Lane(dial, timeout)
     try:
-        [reply] = await lane.call((command,))
+        [reply] = await lane.call((command,), len(command))
     finally:
         await lane.aclose()
     if isinstance(reply, Exception):

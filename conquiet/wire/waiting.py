@@ -41,8 +41,10 @@ class WaitingLane:
         self._identified: AbstractConnection | None = None
         self._background = Background()
 
-    async def call(self, commands: Sequence[bytes], seconds: float, interrupt: Interrupt) -> Reply | None:
-        """The reply to the last of ``commands``, which blocks for up to ``seconds``; ``None`` if none was sent.
+    async def call(
+        self, commands: Sequence[bytes], seconds: float, interrupt: Interrupt, unsent: Reply | None = None
+    ) -> Reply | None:
+        """The reply to the last of ``commands``, which blocks for up to ``seconds``; ``unsent`` if none was sent.
 
         A server that is silent for five seconds longer than that is given up (``TimeoutError``).
         """
@@ -55,11 +57,12 @@ class WaitingLane:
 
         with interrupt.waking(wake):
             if interrupt.requested:
-                return None
+                return unsent
             try:
                 # A cancelled call of several commands is torn off: which answer is due is not known then.
                 hurry = wake if len(commands) == 1 and self._client_id is not None else None
-                replies = await self._lane.converse(commands, seconds + _WATCHDOG, hurry)
+                size = sum(map(len, commands))
+                replies = await self._lane.converse(commands, size, seconds + _WATCHDOG, hurry)
             finally:
                 answered.set()
                 await self._end(wakers)
@@ -68,8 +71,12 @@ class WaitingLane:
     async def _end(self, wakers: list[asyncio.Task[None]]) -> None:
         """An UNBLOCK that is still on its way must not hit the next command of this connection."""
         if wakers and self._lane.is_open:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait(wakers)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait(wakers)
+            except asyncio.CancelledError:  # once more, past the shield
+                await self._lane.drop()
+                raise
 
     async def aclose(self) -> None:
         """Close the connection; a command that still blocks on it fails."""
@@ -80,7 +87,8 @@ class WaitingLane:
         connection, _ = await self._lane.connected()
         if connection is self._identified:
             return
-        [reply] = await self._lane.converse((pack("CLIENT", "ID"),), self._timeout)
+        command = pack("CLIENT", "ID")
+        [reply] = await self._lane.converse((command,), len(command), self._timeout)
         self._client_id = reply if isinstance(reply, int) else None
         self._identified = connection
 
@@ -100,7 +108,8 @@ class WaitingLane:
             reply: object = "the server does not tell the connection's ID"
         else:
             try:
-                [reply] = await self._control.call((pack("CLIENT", "UNBLOCK", self._client_id),))
+                command = pack("CLIENT", "UNBLOCK", self._client_id)
+                [reply] = await self._control.call((command,), len(command))
             except (RedisError, OSError) as error:
                 reply = error
         if isinstance(reply, int):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 __all__ = ["Watchdog"]
 
+_ONCE_MORE: Final = 0.02
+
 
 class Watchdog:
-    """Calls ``abort`` when an expected answer has not come in time.
+    """Calls ``abort`` when there was nothing but silence for too long where an answer is expected.
 
     One timer serves many calls: it is moved on when it goes off early, since arming and cancelling one for each
     call would cost a tenth of a round trip.
@@ -18,21 +21,43 @@ class Watchdog:
     def __init__(self, abort: Callable[[], None]) -> None:
         self._abort = abort
         self._deadline: float | None = None
+        self._silence: float | None = None
+        self._allowed = 0.0
+        self._missed: float | None = None
+        self._unsent: Callable[[], int] | None = None
+        self._left = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.overdue = False
-        """Whether the last expected answer was given up."""
+        self.overdue = 0.0
+        """After how many seconds of silence the last expected answer was given up; 0 if it was not."""
 
-    def expect(self, seconds: float | None) -> None:
-        """From now on, an answer is due within ``seconds``; ``None`` waits for ever."""
-        self.overdue = False
+    def expect(self, now: float, seconds: float | None, silence: float | None) -> None:
+        """From ``now`` on, something is to happen within ``seconds``, and then again within each ``silence``.
+
+        ``None`` waits for ever.
+        """
+        self.overdue = 0.0
+        self._silence = silence
+        self._unsent = None
         if seconds is None:
             self._deadline = None
             return
-        loop = asyncio.get_running_loop()
-        self._deadline = deadline = loop.time() + seconds
-        if self._timer is None or self._timer.when() > deadline:
-            self.cancel()
-            self._timer = loop.call_at(deadline, self._look)
+        self._allowed = seconds
+        self._deadline = deadline = now + seconds
+        timer = self._timer
+        if timer is None or timer.when() > deadline:
+            self._arm(deadline)
+
+    def moved(self) -> None:
+        """A part of the question has left, or a part of the answer has come."""
+        if self._deadline is not None and not self.overdue:
+            unsent = self._unsent
+            self.expect(asyncio.get_running_loop().time(), self._silence, self._silence)
+            self._unsent = unsent
+
+    def follow(self, unsent: Callable[[], int], size: int) -> None:
+        """The question has ``size`` bytes, which may take long to leave: ``unsent`` tells how many have not yet."""
+        self._unsent = unsent
+        self._left = size
 
     def rest(self) -> None:
         """The answer is here."""
@@ -44,6 +69,10 @@ class Watchdog:
         if timer is not None:
             timer.cancel()
 
+    def _arm(self, deadline: float) -> None:
+        self.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._look)
+
     def _look(self) -> None:
         self._timer = None
         if self._deadline is None:
@@ -51,6 +80,19 @@ class Watchdog:
         loop = asyncio.get_running_loop()
         if loop.time() < self._deadline:
             self._timer = loop.call_at(self._deadline, self._look)
+        elif self._missed != self._deadline:
+            # The loop may have been kept from turning while the answer came: let whoever waits for it go first.
+            self._missed = self._deadline
+            self._timer = loop.call_later(_ONCE_MORE, self._look)
+        elif self._has_left():
+            self.moved()
         else:
-            self.overdue = True
+            self.overdue = self._allowed
             self._abort()
+
+    def _has_left(self) -> bool:
+        """Whether something of a long question has left since the last look."""
+        if self._unsent is None:
+            return False
+        before, self._left = self._left, self._unsent()
+        return self._left < before

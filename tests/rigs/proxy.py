@@ -73,6 +73,8 @@ class Proxy:
         self._port = 0
         self._server: asyncio.Server | None = None
         self._conversations: set[asyncio.Task[None]] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._passing: set[asyncio.Event] = set()
         self._holds: list[Hold] = []
         self._cuts: list[_Cut] = []
         self._refusals: list[Refusal] = []
@@ -143,6 +145,16 @@ class Proxy:
         self._refusals.append(refusal)
         return refusal
 
+    def blurt(self, line: bytes) -> None:
+        """Send ``line`` to every client, which none has asked for."""
+        for client in self._clients:
+            client.write(line)
+
+    def silence(self) -> None:
+        """Pass nothing more on, either way, for the connections that are open now, as if the way to them were gone."""
+        for passing in self._passing:
+            passing.clear()
+
     def shut(self) -> None:
         """Close every connection that is open now, and each that is opened from now on."""
         self._shut = True
@@ -166,6 +178,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._conversations.add(task)
+        self._clients.add(writer)
         self.accepted += 1
         try:
             if not self._shut:
@@ -173,19 +186,24 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             pass  # one side is gone, or the proxy closes: either way this conversation is over
         finally:
+            self._clients.discard(writer)
             await _close(writer)
             self._conversations.discard(task)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(*self._upstream)
         expected: deque[_Expected] = deque()
+        passing = asyncio.Event()
+        passing.set()
+        self._passing.add(passing)
         pumps = [
-            asyncio.create_task(self._pump_commands(reader, server_writer, writer, expected)),
-            asyncio.create_task(self._pump_replies(server_reader, writer, expected)),
+            asyncio.create_task(self._pump_commands(reader, server_writer, writer, expected, passing)),
+            asyncio.create_task(self._pump_replies(server_reader, writer, expected, passing)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._passing.discard(passing)
             for pump in pumps:
                 pump.cancel()
             try:
@@ -200,9 +218,11 @@ class Proxy:
         server: asyncio.StreamWriter,
         client: asyncio.StreamWriter,
         expected: deque[_Expected],
+        passing: asyncio.Event,
     ) -> None:
         buffer = bytearray()
         while data := await reader.read(_CHUNK):
+            await passing.wait()
             buffer += data
             for command in _frames(buffer):
                 self.received.append(command)
@@ -218,11 +238,16 @@ class Proxy:
             await server.drain()
 
     async def _pump_replies(
-        self, server: asyncio.StreamReader, client: asyncio.StreamWriter, expected: deque[_Expected]
+        self,
+        server: asyncio.StreamReader,
+        client: asyncio.StreamWriter,
+        expected: deque[_Expected],
+        passing: asyncio.Event,
     ) -> None:
         buffer = bytearray()
         cut = False
         while not (cut and not expected) and (data := await server.read(_CHUNK)):
+            await passing.wait()
             buffer += data
             for reply in _frames(buffer):
                 command = b"" if reply.startswith(b">") else expected.popleft().command

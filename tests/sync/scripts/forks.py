@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from redis.asyncio import Redis
 from conquiet.sync import EmbeddedRedis, QueueConsumer, QueueMessage, RedisStreamsQueue
 from conquiet.sync._portal import call
 from tests.sync.looking import LONG, Eye, looking, until, whatever
-from tests.sync.scripts import PATIENCE, say, watch_over
+from tests.sync.scripts import PATIENCE, fork, join, say, watch_over
 
 __all__ = [
     "bound_before",
@@ -38,28 +37,6 @@ __all__ = [
 ]
 
 CALLS: Final = 100
-
-
-def _fork(work: Callable[[], object], *, leave: Callable[[int], object] = os._exit) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        watch_over()  # the parent's watch has not come along
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    leave(code)
-    raise AssertionError
-
-
-def _join(*pids: int) -> None:
-    for pid in pids:
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0, "a child has failed"
 
 
 def _send(queue: RedisStreamsQueue, who: str, calls: int = CALLS) -> dict[str, Any]:
@@ -94,7 +71,7 @@ def own_connections(url: str, name: str, plain_url: str, stream: str) -> None:
         os.write(answered[1], b".")
         os.read(asked[0], 1)
 
-    pid = _fork(child)
+    pid = fork(child)
     os.read(answered[0], 1)
     with looking(plain_url) as eye:
         both = set(eye.clients(name))
@@ -104,7 +81,7 @@ def own_connections(url: str, name: str, plain_url: str, stream: str) -> None:
         _check(eye, stream, mine, "parent")
         assert set(eye.clients(name)) == both
         os.write(asked[1], b".")
-        _join(pid)
+        join(pid)
         until(lambda: set(eye.clients(name)) == before, "the end of the child's connection")
     say("fine")
 
@@ -148,13 +125,13 @@ def forgetting(url: str, name: str, plain_url: str, stream: str) -> None:
         own.enqueue({"who": "child", "n": 20})
 
     ways: list[Callable[[], object]] = [lambda: call(_forget), lambda: asyncio.run(_forget()), _forget_plainly]
-    pids = [_fork(partial(child, forget)) for forget in ways]
+    pids = [fork(partial(child, forget)) for forget in ways]
     mine: dict[str, Any] = {}
     with looking(plain_url) as eye:
         for _ in pids:
             os.read(collected[0], 1)
             mine |= _send(_held[0], "parent")
-        _join(*pids)
+        join(*pids)
         mine |= _send(_held[0], "parent")
         _check(eye, stream, mine, "parent")
         assert len(_held[1].read(count=10)) == 10
@@ -174,16 +151,16 @@ def child_of_child(url: str, name: str, plain_url: str, stream: str) -> None:
 
     def child() -> None:
         mine = _send(queue, "child")
-        pid = _fork(grandchild)
+        pid = fork(grandchild)
         mine |= _send(queue, "child")
-        _join(pid)
+        join(pid)
         with looking(plain_url) as eye:
             _check(eye, stream, mine | _send(queue, "child"), "child")
 
     mine = _send(queue, "parent")
-    pid = _fork(child)
+    pid = fork(child)
     mine |= _send(queue, "parent")
-    _join(pid)
+    join(pid)
     with looking(plain_url) as eye:
         _check(eye, stream, mine | _send(queue, "parent"), "parent")
     say("fine")
@@ -206,7 +183,7 @@ def while_threads_call(url: str, name: str, plain_url: str, stream: str) -> None
 
     def forking(who: str) -> None:
         for n in range(4):
-            _join(_fork(partial(_child_at_work, queue, plain_url, stream, f"child {n} of {who}")))
+            join(fork(partial(_child_at_work, queue, plain_url, stream, f"child {n} of {who}")))
 
     with ThreadPoolExecutor(8) as pool, looking(plain_url) as eye:
         senders = {who: pool.submit(sending, who) for who in ("a", "b", "c", "d")}
@@ -270,9 +247,9 @@ def without_os_exit(url: str, name: str, plain_url: str, stream: str) -> None:
     queue.enqueue({"who": "first"})
     next(messages)
     _held.extend([queue, messages])
-    pids = [_fork(lambda: queue.enqueue({"who": "child"}), leave=sys.exit), _fork(int, leave=sys.exit)]
+    pids = [fork(lambda: queue.enqueue({"who": "child"}), leave=sys.exit), fork(int, leave=sys.exit)]
     mine = _send(queue, "parent")
-    _join(*pids)
+    join(*pids)
     with looking(plain_url) as eye:
         _check(eye, stream, mine | _send(queue, "parent"), "parent")
     assert next(messages).payload["who"]
@@ -286,7 +263,7 @@ def in_a_handler(url: str, name: str, plain_url: str, stream: str) -> None:
     consumer = QueueConsumer(queue)
 
     def handler(message: QueueMessage, tx: Any) -> None:
-        _join(_fork(lambda: queue.enqueue({"who": "child", "n": message.payload["n"]})))
+        join(fork(lambda: queue.enqueue({"who": "child", "n": message.payload["n"]})))
         if message.payload["n"] == 2:
             consumer.stop()
 
@@ -321,7 +298,7 @@ def consuming(url: str, name: str, plain_url: str, stream: str) -> None:
                 if message.payload["n"] == 3:
                     consumer.stop()
 
-        _join(_fork(child))
+        join(fork(child))
         assert consumer.stopping
     stats = queue.backlog_stats()
     assert (stats.pending, stats.length) == (1, 4)
@@ -352,9 +329,9 @@ def in_the_middle_of_a_call(url: str, name: str, plain_url: str, stream: str) ->
 
     released = os.pipe()
     with _in_the_middle_of_a_call(queue, plain_url, name):
-        pid = _fork(child)
+        pid = fork(child)
     os.write(released[1], b".")
-    _join(pid)
+    join(pid)
     say("fine")
 
 
@@ -372,9 +349,9 @@ def bound_before(url: str, name: str, plain_url: str, stream: str) -> None:
 
     released = os.pipe()
     with _in_the_middle_of_a_call(queue, plain_url, name):
-        pid = _fork(child)
+        pid = fork(child)
     os.write(released[1], b".")
-    _join(pid)
+    join(pid)
     say("fine")
 
 
@@ -388,7 +365,7 @@ def server(url: str, name: str, plain_url: str, stream: str) -> None:
             embedded.close()
             gc.collect()
 
-        _join(_fork(child), _fork(lambda: queue.enqueue({"who": "child"}), leave=sys.exit))
+        join(fork(child), fork(lambda: queue.enqueue({"who": "child"}), leave=sys.exit))
         assert queue.backlog_stats().length == 2
         queue.close()
     say("fine")
