@@ -45,11 +45,34 @@ Told: TypeAlias = tuple[Family, tuple[str, ...], float]
 
 
 def never_raises(owner: type[_T]) -> type[_T]:
-    """``owner``, with the failures of its verbs in the log and nowhere else."""
-    for name, member in list(vars(owner).items()):
-        if inspect.isfunction(member) and not name.startswith("_"):
-            setattr(owner, name, _quiet(member))
+    """``owner``, with the failures of its verbs in the log and nowhere else: one for each verb, not for each call.
+
+    An object that cannot be made, because its values have no place to be kept in, counts nothing.
+    """
+    verbs = {
+        name: member for name, member in vars(owner).items() if inspect.isfunction(member) and not name.startswith("_")
+    }
+    silent = type(owner.__name__, (owner,), dict.fromkeys(verbs, _count_nothing))
+    for name, verb in verbs.items():
+        setattr(owner, name, _quiet(verb))
+    owner.__init__ = _made_or_silent(owner.__init__, silent)  # type: ignore[method-assign]
     return owner
+
+
+def _count_nothing(*args: object, **kwargs: object) -> None:
+    pass
+
+
+def _made_or_silent(make: Callable[..., None], silent: type) -> Callable[..., None]:
+    @wraps(make)
+    def made(self: object, *args: object, **kwargs: object) -> None:
+        try:
+            make(self, *args, **kwargs)
+        except Exception:
+            _log.exception("metrics failed, nothing is counted")
+            self.__class__ = silent
+
+    return made
 
 
 def _quiet(verb: Callable[_P, None]) -> Callable[_P, None]:
@@ -58,7 +81,9 @@ def _quiet(verb: Callable[_P, None]) -> Callable[_P, None]:
         try:
             verb(*args, **kwargs)
         except Exception:
-            _log.exception("metrics failed")
+            failed = vars(args[0]).setdefault("_failed", set[object]())
+            _log.log(logging.DEBUG if verb in failed else logging.ERROR, "metrics failed", exc_info=True)
+            failed.add(verb)
 
     return quiet
 
@@ -79,7 +104,10 @@ def of(registry: CollectorRegistry | None, kind: type[_F]) -> _F:
         made = kind()
         if _made.setdefault((kind, place), made) is made:
             for family in made.families:
-                _quiet(place.register)(family)
+                try:
+                    place.register(family)
+                except Exception:
+                    _log.exception("metrics failed")
     return cast("_F", _made[kind, place])
 
 
