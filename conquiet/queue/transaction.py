@@ -14,12 +14,15 @@ from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import anyio
 
+from conquiet.kit.service import to_its_end
 from conquiet.message import QueueMessage
 
 __all__ = ["DbFactory", "DbTx", "Handler", "Transactions"]
 
 _log = logging.getLogger("conquiet.queue")
 _ROLLBACK: Final = 10.0
+_ATTEMPTS: Final = 3
+"""How often a rollback is begun that was itself cancelled, as by whoever cancels all tasks there are."""
 
 
 class DbTx(Protocol):
@@ -71,31 +74,60 @@ class Transactions(Generic[_Tx]):
 
     async def handle(self, message: QueueMessage) -> None:
         """Returns after the commit; raises what the handler, the commit or a cancellation raised."""
-        tx: _Tx = await self._call(self._begin)
+        begun: list[_Tx] = []
         try:
+            tx = await self._call(self._begun, begun)
+            begun[:] = [tx]
             await self._call(self._handler, message, tx)
             await self._call(tx.commit)
         except BaseException as error:
-            await self._roll_back(tx, error)
+            await self._roll_back(begun, error)
             raise
 
-    async def _roll_back(self, tx: _Tx, error: BaseException) -> None:
-        # Shielded: a cancelled run must not leave the transaction open.
-        with anyio.move_on_after(_ROLLBACK, shield=True) as scope:
-            try:
-                await self._call(tx.rollback)
-            except Exception as failure:
-                _log.exception("rollback failed")
-                error.add_note(f"The rollback failed too: {failure!r}")
-        if scope.cancelled_caught:
-            error.add_note(f"The rollback was given up after {_ROLLBACK:g} s.")
+    def _begun(self, begun: list[_Tx]) -> Any:
+        tx = self._begin()
+        if not inspect.isawaitable(tx):
+            begun.append(tx)  # here, because a cancelled run hears no more of what a thread returns
+        return tx
 
-    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        result = function(*args) if self._thread is None else await self._on_thread(function, *args)
+    async def _roll_back(self, begun: list[_Tx], error: BaseException) -> None:
+        def rollback() -> Any:
+            # Looked up only now: on the thread, after a begin that was still under way when the run was cancelled.
+            return begun[0].rollback() if begun else None
+
+        deadline = anyio.current_time() + _ROLLBACK
+        is_over = False
+
+        async def undo() -> None:
+            nonlocal is_over
+            with anyio.move_on_after(deadline - anyio.current_time()) as scope:
+                try:
+                    await self._call(rollback, patient=False)
+                except Exception as failure:
+                    _log.exception("rollback failed")
+                    error.add_note(f"The rollback failed too: {failure!r}")
+            if scope.cancelled_caught:
+                error.add_note(f"The rollback was given up after {_ROLLBACK:g} s.")
+            is_over = True
+
+        # A cancelled run must not leave the transaction open, whoever loses patience meanwhile, and with whom.
+        cancelled: asyncio.CancelledError | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                await to_its_end(undo(), "rollback")
+            except asyncio.CancelledError as again:
+                cancelled = again
+            if is_over:
+                break
+        if cancelled is not None:
+            raise cancelled
+
+    async def _call(self, function: Callable[..., Any], *args: Any, patient: bool = True) -> Any:
+        result = function(*args) if self._thread is None else await self._on_thread(partial(function, *args), patient)
         return await result if inspect.isawaitable(result) else result
 
-    async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        work = partial(copy_context().run, _outcome, function, *args)
+    async def _on_thread(self, function: Callable[[], Any], patient: bool) -> Any:
+        work = partial(copy_context().run, _outcome, function)
         future: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().run_in_executor(
             self._thread, work
         )
@@ -103,8 +135,9 @@ class Transactions(Generic[_Tx]):
             result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
             # A thread cannot be stopped: wait, since a rollback behind its back would tear the transaction.
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([future])
+            if patient:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([future])
             raise
         if error is not None:
             raise error
