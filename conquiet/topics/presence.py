@@ -128,7 +128,9 @@ async def extend_groups(site: Site, topic: Topic, stands: Sequence[Stand], annou
 async def _extend(site: Site, stream: str, groups: Sequence[bytes], announced_ms: int) -> None:
     for start in range(0, len(groups), _PAGE):
         page = groups[start : start + _PAGE]
-        await site.run(stream, _EXTEND([stream, *_leases(site, stream, page)], announced_ms, *page))
+        if await site.run(stream, _EXTEND([stream, *_leases(site, stream, page)], announced_ms, *page)) < 0:
+            _log.error("no group can be put on %r: it is no stream", stream)
+            return
 
 
 def _leases(site: Site, stream: str, groups: Iterable[bytes]) -> list[str]:

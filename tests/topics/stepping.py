@@ -12,9 +12,11 @@ from conquiet.topics.registry import Registry
 from conquiet.topics.site import Site
 from conquiet.wire.link import Link
 from conquiet.wire.parser import Reply
+from conquiet.wire.scripts import is_noscript
 
 __all__ = ["Stepped"]
 
+_WHOLE: Final = b"\r\nEVAL\r\n"
 _TURNS: Final = 12
 """More turns of the loop than anything takes from one answer to the next question."""
 
@@ -27,15 +29,23 @@ class _SteppedLink(Link):
         self._real = link
         self.waiting: deque[asyncio.Future[None]] = deque()
         self.answered = asyncio.Event()
+        self.is_dead = False
 
     async def call_many(self, key: str, commands: Sequence[bytes]) -> list[Reply]:
-        leave = asyncio.get_running_loop().create_future()
-        self.waiting.append(leave)
-        await leave
+        if self.is_dead:
+            raise asyncio.CancelledError
+        if _WHOLE not in commands[0][:20]:  # else it is the same call again, by which the server gets to know a script
+            leave = asyncio.get_running_loop().create_future()
+            self.waiting.append(leave)
+            await leave
+        is_unknown = False
         try:
-            return await self._real.call_many(key, commands)
+            replies = await self._real.call_many(key, commands)
+            is_unknown = any(map(is_noscript, replies))
+            return replies
         finally:
-            self.answered.set()
+            if not is_unknown:
+                self.answered.set()
 
 
 class Stepped:
@@ -74,7 +84,8 @@ class Stepped:
         return calls
 
     async def die(self) -> None:
-        """End it where it is."""
+        """End it where it is: it makes no call any more, not even to clear up."""
+        self._link.is_dead = True
         self.task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await self.task

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conquiet import EmbeddedRedis, GroupLostError, Outgoing, UnknownTopicError
+from conquiet import EmbeddedRedis, GroupLostError, Outgoing, Retention, UnknownTopicError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
@@ -204,6 +204,28 @@ async def test_after_a_flush_the_subscription_goes_on(rung: Rung, is_sent_at_onc
             assert subscription.health().error is None
         assert await broker.admin.list_topics() == ["orders"]
         assert (await broker.admin.describe_topic("orders")).partitions == 2
+
+
+@pytest.mark.any_server
+async def test_after_a_flush_the_group_is_on_every_partition_whoever_takes_it(rung: Rung) -> None:
+    """Nobody can take the second one: what is sent there is kept for the group all the same."""
+    if not rung.binary:
+        pytest.skip("needs a server of its own")
+    async with EmbeddedRedis(binary=rung.binary) as redis, Broker(redis.url) as broker:
+        await broker.create_topic("orders", partitions=2, retention=Retention(max_len=1))
+        options = impatient(lease_ttl=3.0, max_partitions=1)
+        async with broker.subscribe("orders", group="g", handler=Recorder(), options=options):
+            await ask(redis.url, "FLUSHALL")
+            await eventually(lambda: _are_places(broker), "the group is everywhere")
+            await broker.send_batch("orders", [Outgoing(number, partition=1) for number in range(5)])
+            assert await broker.admin.trim("orders") == 0
+
+
+async def _are_places(broker: Broker) -> bool:
+    if await broker.admin.list_topics() != ["orders"] or await broker.admin.list_groups("orders") != ["g"]:
+        return False
+    parts = (await broker.admin.describe_group("orders", "g")).partitions
+    return all(part.last_delivered_id is not None for part in parts)
 
 
 async def _is_back(broker: Broker) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.errors import TopicFullError
+from conquiet.errors import QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.policy import Backoff
 from conquiet.message import Message, Outgoing
@@ -21,6 +21,7 @@ from conquiet.topics.removal import delete_group, reset_group
 from conquiet.topics.retention import trim
 from conquiet.topics.site import Site
 from conquiet.wire.keys import Keys
+from tests.rigs.asking import ask
 from tests.rigs.waiting import eventually
 from tests.topics.adopting import GROUP, adopt, places, publish
 from tests.topics.consuming import Recorder, finished, impatient
@@ -213,6 +214,41 @@ async def test_a_name_that_was_noted_and_never_came_to_be_is_no_group(stage: Sta
     assert await places(stage, await _found(stage), "billing") == [None, None]
 
 
+@pytest.mark.any_server
+@pytest.mark.one_node
+async def test_a_new_partition_that_is_no_stream_does_not_stop_the_others(stage: Stage, clock: ManualClock) -> None:
+    topic = await stage.topic()
+    await stage.acquire(topic, "billing")
+    await stage.join(topic, "billing")
+    bad = stage.stream(topic, 1)
+    await stage.call(bad, "SET", bad, "foreign")
+    await hurried(clock, grow(stage.site, stage.registry, "orders", 3))
+    assert (await _found(stage)).partitions == 3
+    assert await stage.pending(topic, "billing", 2) == []
+
+
+@pytest.mark.any_server
+@pytest.mark.one_node
+async def test_a_group_that_cannot_be_put_on_a_partition_does_not_begin(
+    broker: Broker, url: str, keys: Keys, stage: Stage
+) -> None:
+    """It would miss what is trimmed there, and nobody would know."""
+    topic = await stage.topic(partitions=2)
+    user, stream = f"user-{keys.namespace}", stage.stream(topic, 0)
+    allowed = [f"~{keys.namespace}:streaming:mq:{what}:*" for what in ("topic", "topics", "members", "lease")]
+    await ask(url, "ACL", "SETUSER", user, "on", ">secret", "+@all", *allowed, f"~{stream}")
+    try:
+        limited = url.replace("redis://", f"redis://{user}:secret@")
+        async with Broker(limited, namespace=keys.namespace) as other:
+            with pytest.raises(QueueError, match=f"{stage.stream(topic, 1)}.*(permission|ACL)"):
+                async with other.subscribe("orders", group="late", handler=Recorder(), options=impatient()):
+                    pass
+        # It is new still, and begins where the next one wants it to.
+        assert await places(stage, topic, "late") == [None, None]
+    finally:
+        await ask(url, "ACL", "DELUSER", user)
+
+
 # --- whatever comes in between ----------------------------------------------------------------------------
 
 Try = Callable[[Topic, int], Awaitable[bool]]
@@ -263,14 +299,18 @@ async def test_a_group_that_is_made_at_any_moment_of_a_growth_is_everywhere(
 
 @pytest.mark.any_server
 @pytest.mark.one_node
-@pytest.mark.parametrize("spark", [False, True])
+@pytest.mark.parametrize("start", ["0-0", "$", "spark"])
 async def test_a_group_is_everywhere_at_whatever_moment_of_its_making_the_topic_grows(
-    stage: Stage, clock: ManualClock, spark: bool
+    stage: Stage, clock: ManualClock, start: str
 ) -> None:
+    """What is written to a new partition before the group is there has come after it was asked for."""
+
     async def attempt(topic: Topic, at: int) -> bool:
-        work = Stepped(stage.site, lambda site, registry: _make(site, registry, topic, spark=spark))
+        spark = start == "spark"
+        work = Stepped(stage.site, lambda site, registry: _make(site, registry, topic, spark=spark, start=start))
         is_over = await _steps(work, at)
         grown = await _grow(stage, clock, topic)
+        await stage.add(grown, 1, 3)
         await work.finish()
         assert await places(stage, grown) == ["0-0"] * 4, at
         return is_over
@@ -278,11 +318,11 @@ async def test_a_group_is_everywhere_at_whatever_moment_of_its_making_the_topic_
     await _at_every_moment(stage, attempt)
 
 
-async def _make(site: Site, registry: Registry, topic: Topic, *, spark: bool) -> None:
+async def _make(site: Site, registry: Registry, topic: Topic, *, spark: bool, start: str = "0-0") -> None:
     if spark:
         await adopt_group(site, registry, topic, GROUP, {})
     else:
-        await found_group(site, registry, topic, GROUP, "0-0")
+        await found_group(site, registry, topic, GROUP, start)
 
 
 @pytest.mark.any_server

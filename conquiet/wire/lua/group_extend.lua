@@ -3,10 +3,12 @@
 -- of before was of another life: of the group, or of a whole topic that had this partition.
 -- KEYS   stream, then the lease of each group
 -- ARGV   server ms when the growth was announced, then each group
--- RETURNS groups that were put there
+-- RETURNS groups that were put there | -1 the key is no stream, and nothing will ever be written there
 --#include rows
 local stream, announced, there, put = KEYS[1], tonumber(ARGV[1]), {}, 0
-if redis.call('EXISTS', stream) == 1 then
+local kind = redis.call('TYPE', stream)['ok']
+if kind ~= 'none' and kind ~= 'stream' then return -1 end
+if kind == 'stream' then
   for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do there[row(flat)['name']] = true end
 end
 for at = 2, #ARGV do
