@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conquiet.kit.clock import ManualClock
+from conquiet.kit.policy import Backoff
 from conquiet.message import Message
 from conquiet.topics import Broker
 from conquiet.wire.keys import Keys
@@ -106,3 +107,29 @@ async def test_a_group_that_was_lost_and_begins_again_keeps_the_order_across_gro
         assert (seen.payloads, subscription.owned["orders"]) == (["old", "new", "old"], (0,))
         slow.may.set()
         await seen.saw(4)
+
+
+@pytest.mark.xfail(strict=True, reason="one message that waits for its retry stops the whole topic after a growth")
+async def test_without_order_a_message_that_waits_for_its_retry_holds_nothing_back(
+    broker: Broker, clock: ManualClock
+) -> None:
+    """What was sent before it has begun, so whatever comes later comes in order, in whichever partition."""
+
+    async def handle(message: Message) -> None:
+        if message.payload == "bad":
+            raise ValueError("later")
+
+    await broker.create_topic("orders", partitions=1)
+    hour = Backoff(base=3600.0, cap=3600.0, kind="fixed")
+    seen = Recorder(handle)
+    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(backoff=hour, order="unordered")):
+        await broker.send("orders", "bad")
+        await eventually(lambda: _is_parked(broker), "it waits for its retry")
+        await hurried(clock, broker.admin.grow("orders", 2))
+        for partition in range(2):
+            await broker.send("orders", "good", partition=partition)
+        await eventually(lambda: seen.payloads.count("good") == 2, "the others are handled", 2.5)
+
+
+async def _is_parked(broker: Broker) -> bool:
+    return (await broker.admin.describe_group("orders", "g")).partitions[0].retry_depth == 1
