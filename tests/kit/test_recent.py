@@ -8,9 +8,10 @@ from conquiet.kit.recent import Recent
 def test_what_was_kept_longest_ago_goes_when_something_comes() -> None:
     recent = Recent[str, int](2)
     assert recent.keep("a", 1) == 1
-    assert not recent.is_full
+    told = [recent.is_full]
     recent.keep("b", 2)
-    assert recent.is_full
+    told.append(recent.is_full)
+    assert told == [False, True]
     recent.keep("a", 3)
     recent.keep("c", 4)
     assert recent == {"a": 3, "c": 4}

@@ -7,7 +7,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from conquiet.errors import QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
@@ -38,6 +38,8 @@ _OWNER: Final = "worker-1#a1"
 _LEAD_MS: Final = 1500
 _T = TypeVar("_T")
 
+Kind: TypeAlias = Literal["members", "spark", "foreign"]
+
 _PLAN: Final = Script.named("grow_plan")
 _TAKE: Final = Script.named("take")
 
@@ -47,7 +49,7 @@ class Group:
     """What a group was promised, by the messages' numbers, and what it has finished of that."""
 
     name: str
-    kind: Literal["members", "spark", "foreign"]
+    kind: Kind
     gate: Gate
     is_live: bool = False
     """Whether whatever is confirmed from now on is promised to it."""
@@ -105,10 +107,8 @@ class World:
         self.registry = Registry(self.site)
         self.stage = Stage(self.site, self.registry)
         self.producers = [Producer(self.site, Registry(self.site), JSON) for _ in range(2)]
-        self.groups = {
-            name: Group(name, kind, Gate(self.site, name))
-            for name, kind in (("billing", "members"), ("audit", "members"), ("query", "spark"), ("other", "foreign"))
-        }
+        kinds: dict[str, Kind] = {"billing": "members", "audit": "members", "query": "spark", "other": "foreign"}
+        self.groups = {name: Group(name, kind, Gate(self.site, name)) for name, kind in kinds.items()}
         self.actors: list[Actor] = []
         self.where: dict[int, tuple[int, str]] = {}
         self.sent = 0
