@@ -20,6 +20,8 @@ __all__ = ["AFTER_ERROR", "Settling"]
 _log = logging.getLogger("conquiet.jobs")
 _MOST: Final = 500
 _MOST_BYTES: Final = 1 << 20
+_BARE: Final = 50
+"""About how many bytes an outcome has that is nothing but that."""
 _STEP: Final = 8
 """How many times fewer go together after a failure, and more after a success."""
 _STRIKES: Final = 3
@@ -109,7 +111,7 @@ class Settling:
         if self._struck and _lease(first) in self._struck:
             return batch
         for one in islice(self._waiting, 1, self._limit):
-            size += weight(one)
+            size += weight(one) if one.result or one.error else _BARE
             if size > _MOST_BYTES or (self._struck and _lease(one) in self._struck):
                 break
             batch.append(one)
@@ -171,11 +173,11 @@ class Settling:
 
     def _done(self, batch: Sequence[Settlement], outcomes: Sequence[tuple[Settlement, bool]]) -> None:
         """Forget a batch, which is what waits in front, and tell what became of it."""
-        for one in batch:
+        for _ in batch:
             self._waiting.popleft()
-            if self._doubtful or self._struck:
-                self._doubtful.discard(_lease(one))
-                self._struck.pop(_lease(one), None)
+        for lease in map(_lease, batch) if self._doubtful or self._struck else ():
+            self._doubtful.discard(lease)
+            self._struck.pop(lease, None)
         try:
             self._told(outcomes)
         except Exception:

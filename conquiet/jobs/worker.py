@@ -35,6 +35,8 @@ _LINGER: Final = 0.001
 """How long a few free places wait for more of them, while most are taken."""
 _LOOK: Final = 5.0
 """Seconds after which an idle worker looks without being told."""
+_AHEAD: Final = 3
+"""For each place, how many outcomes may be on their way to a store that takes them."""
 _MOMENT: Final = 1.0
 """Seconds that a store has at least for what must not be lost, when the worker leaves."""
 _PURGE: Final = 60.0
@@ -227,11 +229,12 @@ class JobWorker:
     def _free(self, running: Running, settling: Settling) -> int:
         """For how many more jobs there is a place.
 
-        Outcomes on their way take none, up to as many as there are places, lest handlers wait for the store. But what
-        cannot be written keeps its place: else a store that takes no outcomes would have all jobs run for nothing.
+        Outcomes on their way take none, up to a few times as many as there are places, lest handlers wait for the store.
+        But what cannot be written keeps its place: else a store that takes no outcomes would have all jobs run for
+        nothing.
         """
-        unwritten = len(settling)
-        return running.free - (unwritten if settling.failures else max(0, unwritten - self._concurrency))
+        unwritten, most = len(settling), 0 if settling.failures else _AHEAD * self._concurrency
+        return running.free - max(0, unwritten - most)
 
     async def _claim_once(self, count: int, settling: Settling) -> Claimed | None:
         try:
@@ -284,7 +287,10 @@ class JobWorker:
         kept = None
         if error is None and result is not None:
             kept, error = self._kept(job, result)
-        settlement = Settlement.of(job, "ack", result=kept) if error is None else self._judged(job, error)
+        if error is None:
+            settlement = Settlement(job.id, job.lease_token, "ack", result=kept, claim_id=job.claim_id)
+        else:
+            settlement = self._judged(job, error)
         self._seconds[job.id, job.lease_token] = seconds
         assert self._settling is not None
         self._settling.put(settlement)

@@ -63,7 +63,7 @@ def refusing(job_id: str, error: BaseException) -> Callable[[Sequence[Settlement
 @pytest.mark.guarantee
 @pytest.mark.any_server
 async def test_while_no_outcome_can_be_written_no_more_jobs_are_run(url: str) -> None:
-    """Those at work, and as many whose outcomes were on their way when it began."""
+    """Those at work, and up to three times as many whose outcomes were on their way when it began."""
     async with Proxy(url) as proxy, RedisStore(proxy.url) as store, RedisStore(url) as outside:
         queue, seen = queue_in(store), Recorder()
         eye = queue_in(outside, name=queue.name)
@@ -72,7 +72,7 @@ async def test_while_no_outcome_can_be_written_no_more_jobs_are_run(url: str) ->
         async with working(queue, seen, concurrency=PLACES) as worker:
             await eventually(lambda: worker.health().failures >= 5, "it tries again and again")
             assert not worker.health().healthy
-            assert PLACES <= len(seen.jobs) <= 2 * PLACES
+            assert PLACES <= len(seen.jobs) <= 4 * PLACES
             refusal.times = 0
             await settled(eye, succeeded=100)
             await eventually(lambda: worker.health().healthy, "it is well again")
@@ -90,7 +90,7 @@ async def test_a_worker_at_a_full_redis_runs_no_more_than_it_can_tell_of() -> No
             await ask(server.url, "CONFIG", "SET", "maxmemory", "1")
             gate.open()
             await eventually(lambda: worker.health().failures >= 3, "it is refused again and again")
-            assert len(gate.began) <= 2 * PLACES
+            assert len(gate.began) <= 4 * PLACES
             await ask(server.url, "CONFIG", "SET", "maxmemory", "0")
             await settled(eye, succeeded=100)
     assert len(gate.began) == 100
