@@ -127,10 +127,8 @@ class Transactions(Generic[_Tx]):
         return await result if inspect.isawaitable(result) else result
 
     async def _on_thread(self, function: Callable[[], Any], patient: bool) -> Any:
-        work = partial(copy_context().run, _outcome, function)
-        future: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().run_in_executor(
-            self._thread, work
-        )
+        context = copy_context()
+        future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: context.run(_outcome, function))
         try:
             result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -144,10 +142,10 @@ class Transactions(Generic[_Tx]):
         return result
 
 
-def _outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """What a call returned or raised, as a value: a future takes no ``StopIteration``, and would never be done."""
     try:
-        return function(*args), None
+        return function(), None
     except BaseException as error:
         return None, error
 
