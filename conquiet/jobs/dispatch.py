@@ -14,7 +14,7 @@ from conquiet.kit import rules
 from conquiet.kit.policy import RetryPolicy
 from conquiet.metrics import JobMetrics, JobOperation, job_metrics
 
-__all__ = ["Dispatch", "weight"]
+__all__ = ["Dispatch"]
 
 _MOST_CLAIMED: Final = 1000
 """How many jobs one round trip claims at most: the server does nothing else meanwhile."""
@@ -98,8 +98,3 @@ class Dispatch:
     def judge(self, job: Job, error: BaseException | str) -> Settlement:
         """What a failed try comes to."""
         return judge(job, error, self.retry, self._chance)
-
-
-def weight(settlement: Settlement) -> int:
-    """About how many bytes it is on its way to the store."""
-    return len(settlement.result or b"") + len(settlement.error or "") + len(settlement.job_id)

@@ -125,6 +125,10 @@ class Settlement(Struct, frozen=True, gc=False):
         """What is said of ``job`` by who claimed it; ``more`` are the other fields."""
         return Settlement(job.id, job.lease_token, kind, claim_id=job.claim_id, **more)
 
+    def size(self) -> int:
+        """About how many bytes it is on its way to a store."""
+        return len(self.job_id) + len(self.error) + len(self.result or b"")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

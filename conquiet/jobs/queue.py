@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import anyio
 from msgspec import structs
 
 from conquiet.errors import ConfigError, ConquietError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
-from conquiet.jobs.dispatch import Dispatch, weight
+from conquiet.jobs.chunks import chunks
+from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.observation import Collector
 from conquiet.jobs.policy import MOST_DELAY
@@ -27,11 +28,6 @@ from conquiet.metrics import JobsCollector
 __all__ = ["KEEP", "KEEP_FAILED", "RETRY", "JobQueue", "JobSpec"]
 
 _log = logging.getLogger("conquiet.jobs")
-_T = TypeVar("_T")
-_CHUNK: Final = 1000
-"""How many jobs are added, or settled, at a time."""
-_CHUNK_BYTES: Final = 4 << 20
-"""How many bytes go together, unless one alone has more."""
 _MOMENT: Final = 1.0
 """Seconds for which a claim that was cancelled waits for its answer, to give back what it got."""
 _LONGEST_ID: Final = 200
@@ -153,7 +149,7 @@ class JobQueue:
         ]
         ids = [job.id for job in new]
         done = 0
-        for chunk in _chunks(new, lambda job: len(job.payload)):
+        for chunk in chunks(new, _size):
             try:
                 await self._store.add(self._name, chunk, connection)
             except DuplicateJobError as error:
@@ -235,7 +231,7 @@ class JobQueue:
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         stale: list[str] = []
-        for chunk in _chunks(settlements, weight):
+        for chunk in chunks(settlements, Settlement.size):
             done = await self._dispatch.settle(chunk)
             stale += [one.job_id for one, applied in zip(chunk, done, strict=True) if not applied]
         if stale:
@@ -316,24 +312,8 @@ class JobQueue:
         return job
 
 
-def _chunks(things: Sequence[_T], size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
-    """``things`` in pieces of a thousand, or fewer where they are large."""
-    for start in range(0, len(things), _CHUNK):
-        chunk = things[start : start + _CHUNK]
-        if sum(map(size, chunk)) <= _CHUNK_BYTES:
-            yield chunk
-        else:
-            yield from _lighter(chunk, size)
-
-
-def _lighter(things: Sequence[_T], size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
-    first = total = 0
-    for at, thing in enumerate(things):
-        total += size(thing)
-        if total > _CHUNK_BYTES and at > first:
-            yield things[first:at]
-            first, total = at, size(thing)
-    yield things[first:]
+def _size(job: NewJob) -> int:
+    return len(job.payload)
 
 
 def _encoded(payload: Any) -> bytes:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
 from conquiet.errors import ConfigError, QueueError
-from conquiet.jobs.dispatch import Dispatch, weight
+from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, Settlement
 from conquiet.kit.policy import Backoff
 from conquiet.kit.service import Background
@@ -107,11 +107,11 @@ class Settling:
     def _batch(self) -> list[Settlement]:
         """The next to go together: not too many, nor too much, and none that was refused alone before."""
         first = self._waiting[0]
-        batch, size = [first], weight(first)
+        batch, size = [first], first.size()
         if self._struck and _lease(first) in self._struck:
             return batch
         for one in islice(self._waiting, 1, self._limit):
-            size += weight(one) if one.result or one.error else _BARE
+            size += one.size() if one.result or one.error else _BARE
             if size > _MOST_BYTES or (self._struck and _lease(one) in self._struck):
                 break
             batch.append(one)

@@ -20,7 +20,20 @@ from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, Retr
 from conquiet.kit.clock import ManualClock
 from tests.rigs.waiting import eventually
 
-__all__ = ["DELAY", "FLAVOURS", "TTL", "Backend", "Flavour", "Recorder", "Site", "only", "opened", "serving", "tally"]
+__all__ = [
+    "DELAY",
+    "FLAVOURS",
+    "TTL",
+    "Backend",
+    "Flavour",
+    "Recorder",
+    "Site",
+    "every",
+    "only",
+    "opened",
+    "serving",
+    "tally",
+]
 
 TTL: Final = 30.0
 """The lease of the suites' queues, in seconds of their own time."""
@@ -117,6 +130,14 @@ async def only(queue: JobQueue, **options: Any) -> Job:
     """The job that a claim of one gets."""
     [job] = await queue.claim(**options)
     return job
+
+
+async def every(queue: JobQueue, **options: Any) -> list[Job]:
+    """All that can be claimed, however many: one claim gives no more than a thousand."""
+    claimed: list[Job] = []
+    while jobs := await queue.claim(1000, **options):
+        claimed += jobs
+    return claimed
 
 
 async def tally(queue: JobQueue) -> tuple[int, int, int, int]:

@@ -220,9 +220,7 @@ async def test_a_fifth_of_a_claim_goes_to_who_has_waited_longest(jobs: JobQueue,
     assert got[3] == ["low4", "low5", "low6"]
 
 
-async def test_of_those_who_have_waited_equally_long_the_most_urgent_comes(
-    jobs: JobQueue, clock: ManualClock
-) -> None:
+async def test_of_those_who_have_waited_equally_long_the_most_urgent_comes(jobs: JobQueue, clock: ManualClock) -> None:
     await jobs.enqueue_many([JobSpec(1, f"{priority}", priority=priority) for priority in (3, -7, 5, 4)])
     clock.advance(1)
     await fresh(jobs, *names("high", 20), priority=9)

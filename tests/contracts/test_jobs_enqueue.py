@@ -9,7 +9,7 @@ import pytest
 
 from conquiet import ConfigError, DuplicateJobError, JobQueue, JobSpec, JobState, PayloadError
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import TTL, Site, only, tally
+from tests.contracts.jobs_flavours import TTL, Site, every, only, tally
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
@@ -154,7 +154,7 @@ async def test_a_long_list_says_what_was_added_before_it_was_refused(jobs: JobQu
 async def test_a_long_list_is_all_added(jobs: JobQueue) -> None:
     ids = await jobs.enqueue_many(range(2300))
     assert len(set(ids)) == 2300
-    assert [job.id for job in await jobs.claim(2400)] == ids
+    assert [job.id for job in await every(jobs)] == ids
 
 
 async def test_of_many_callers_with_one_id_one_wins(jobs: JobQueue) -> None:

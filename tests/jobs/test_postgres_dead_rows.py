@@ -10,8 +10,7 @@ import pytest
 
 from conquiet.jobs.job import JobState, NewJob, Settlement
 from conquiet.jobs.store import Keep, Lease, Wanted
-from conquiet.jobs.stores.postgres import PostgresStore
-from conquiet.jobs.stores.postgres import looking
+from conquiet.jobs.stores.postgres import PostgresStore, looking
 from conquiet.kit.clock import ManualClock
 from tests.jobs.test_postgres_plans import explained
 from tests.rigs.postgres import LocalPostgres
@@ -37,7 +36,8 @@ async def test_a_heartbeat_touches_no_index(pg: LocalPostgres, pg_store: Postgre
 
     def counted() -> tuple[int, int]:
         [(all_of_them, hot)] = pg.ask(
-            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = %s AND relname = 'jobs'", schema
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = %s AND relname = 'jobs'",
+            schema,
         )
         return all_of_them, hot
 
@@ -118,7 +118,7 @@ def pages(plan: list[dict[str, Any]]) -> int:
 
 @pytest.mark.usefixtures("long_transaction")
 async def test_a_claim_that_goes_on_reads_nothing_of_what_is_done(pg_store: PostgresStore) -> None:
-    """Pages read for one more job: from the beginning they grow with what was done, and from where the last stopped not."""
+    """Pages read for one more job: from the beginning they grow with what was done."""
     whole, further = [], []
     for round in range(2):
         await work(pg_store, 1000, f"{round}-")

@@ -147,7 +147,8 @@ async def test_calls_share_a_bounded_number_of_connections(pg: LocalPostgres, sc
     store = PostgresStore(pg.dsn, schema=schema, pool_size=3)
     await store.migrate()
     before = set(backends(pg))
-    await asyncio.gather(*(store.add("q", [NewJob(f"{at}-{n}", b"1") for n in range(2)]) for at in range(25)))
+    adds = [store.add("q", [NewJob(f"{at}-{n}", b"1") for n in range(2)]) for at in range(25)]
+    await asyncio.gather(*adds, *(store.counts("q") for _ in range(25)))
     assert len(set(backends(pg)) - before) == 3
     await store.aclose()
     await eventually(lambda: not set(backends(pg)) - before, "all are closed")
@@ -312,8 +313,8 @@ async def test_a_claim_that_the_server_has_lost_is_stale(pg: LocalPostgres, pg_s
     [before] = pg.ask(f"SELECT state, attempts, token FROM {pg_store._pool.schema}.jobs")
     [lost] = (await pg_store.claim("q", WANTED)).jobs
     pg.ask(
-        f"UPDATE {pg_store._pool.schema}.jobs SET state = %s, attempts = %s, token = %s, lease_ms = NULL, worker = NULL,"
-        " claimed_ms = NULL, claim_id = NULL",
+        f"UPDATE {pg_store._pool.schema}.jobs SET state = %s, attempts = %s, token = %s, lease_ms = NULL,"
+        " worker = NULL, claimed_ms = NULL, claim_id = NULL",
         *before,
     )
     [job] = (await pg_store.claim("q", WANTED)).jobs

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
+from conquiet.jobs.chunks import MOST, chunks
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
@@ -138,10 +140,10 @@ class RedisStore:
 
     async def _taken(self, queue: str, ids: Sequence[str]) -> list[str]:
         """Which IDs are given twice or there already, in the order given."""
-        unique = list(dict.fromkeys(ids))
-        known, *_ = await self._run(queue, _FIND, *unique)
-        repeated = {id for id in unique if ids.count(id) > 1}
-        return [id for id, first in zip(unique, known, strict=True) if id in repeated or first is not None]
+        given = Counter(ids)
+        known = await self._known(queue, list(given))
+        pairs = zip(given.items(), known, strict=True)
+        return [id for (id, times), job in pairs if times > 1 or job is not None]
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted, in one round trip.
@@ -172,17 +174,21 @@ class RedisStore:
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
-        if not leases:
-            return []
-        words = [word for lease in leases for word in (lease.job_id, token_of(lease))]
-        return [done == 1 for done in await self._run(queue, _RENEW, self._clock.offset_ms, ttl_ms, *words)]
+        renewed: list[bool] = []
+        for some in chunks(leases, lambda _: 0):
+            words = [word for lease in some for word in (lease.job_id, token_of(lease))]
+            reply = await self._run(queue, _RENEW, self._clock.offset_ms, ttl_ms, *words)
+            renewed += [done == 1 for done in reply]
+        return renewed
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
-        if not settlements:
-            return []
-        words = [word for one in settlements for word in settled(one)]
-        return [done == 1 for done in await self._run(queue, _SETTLE, self._clock.offset_ms, HISTORY, *words)]
+        applied: list[bool] = []
+        for some in chunks(settlements, Settlement.size):
+            words = [word for one in some for word in settled(one)]
+            reply = await self._run(queue, _SETTLE, self._clock.offset_ms, HISTORY, *words)
+            applied += [done == 1 for done in reply]
+        return applied
 
     async def replay(self, queue: str, id: str) -> Job | None:
         """Make a failed job ready again."""
@@ -209,10 +215,16 @@ class RedisStore:
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
         """The jobs of these IDs; ``QueueError`` if one of them is there but cannot be read."""
-        if not ids:
-            return []
-        found = list(known_jobs(queue, ids, await self._run(queue, _FIND, *ids)))
-        return [_readable(job) for job in found]
+        return [_readable(job) for job in await self._known(queue, ids)]
+
+    async def _known(self, queue: str, ids: Sequence[str]) -> list[Job | QueueError | None]:
+        """As many at a time as the server gives."""
+        found: list[Job | QueueError | None] = []
+        while len(found) < len(ids):
+            some = ids[len(found) : len(found) + MOST]
+            reply = await self._run(queue, _FIND, *some)
+            found += known_jobs(queue, some[: len(reply[0])], reply)
+        return found
 
     async def counts(self, queue: str) -> Mapping[JobState, int]:
         """How many jobs are in each state."""
@@ -222,11 +234,11 @@ class RedisStore:
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``: ready ones in claim order, those in flight as enqueued, finished ones as they finished.
 
-        What cannot be read is left out and logged.
+        A thousand at most, and fewer if they are large. What cannot be read is left out and logged.
         """
         if cursor is not None and not (isinstance(cursor, str) and _CURSORS[state].fullmatch(cursor)):
             raise ConfigError(f"cursor must be one that a page gave, not {cursor!r}")
-        after, raw_ids, *known = await self._run(queue, _PAGE, LETTERS[state], count, cursor or "")
+        after, raw_ids, *known = await self._run(queue, _PAGE, LETTERS[state], min(count, MOST), cursor or "")
         jobs: list[Job] = []
         for job in known_jobs(queue, [id.decode() for id in raw_ids], known):
             if isinstance(job, Job):

@@ -23,10 +23,10 @@ while at <= #ARGV do
   at = last + 1
 end
 
--- Many at once while none is taken; one by one after that, since with an ID the payload would come along.
+-- Some at once while none is taken; one by one after that, since with an ID the payload comes along.
 local taken, from = {}, 1
 while from <= #ids do
-  local to = #taken == 0 and math.min(from + 499, #ids) or from
+  local to = #taken == 0 and math.min(from + 15, #ids) or from
   if to > from or #taken == 0 then
     local known = redis.call('HMGET', jobs, unpack(ids, from, to))
     for place, there in ipairs(known) do

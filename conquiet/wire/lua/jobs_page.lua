@@ -1,4 +1,4 @@
--- A page of the jobs in one state: in claim order if ready, by sequence if in flight, by time if finished.
+-- A page of the jobs in one state, shorter if they are large: in claim order if ready, by sequence if in flight, by time if finished.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   state as in records, size of the page, what the page before gave to go on with or ''
 -- RETURNS {what to go on with or '', {IDs...}, then as jobs_find}
@@ -44,6 +44,8 @@ else
 end
 
 local ids, next_after = {}, ''
-if #members > size then next_after = (marks or members)[size] end
 for at = 1, math.min(size, #members) do ids[at] = string.sub(members[at], skip + 1) end
-return {next_after, ids, unpack(known_of(ids))}
+local known = known_of(ids)
+local last = #known[1]
+if #members > last then next_after = (marks or members)[last] end
+return {next_after, {unpack(ids, 1, last)}, unpack(known)}

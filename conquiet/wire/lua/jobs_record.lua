@@ -67,13 +67,20 @@ local function job_of(id)
   return first and unwritten(id, first) or nil
 end
 
--- All that is known of jobs: {first writings, records, errors, until when leased}.
+-- All that is known of jobs: {first writings, records, errors, until when leased}; of the first ones only, if that comes to
+-- much. Some at a time, since any may be large.
 local function known_of(ids)
-  local untils = {}
-  for from = 1, #ids, 4000 do
-    for _, score in ipairs(redis.call('ZMSCORE', leases, unpack(ids, from, math.min(from + 3999, #ids)))) do
-      untils[#untils + 1] = score
+  local lists, size, most_bytes = {{}, {}, {}, {}}, 0, 8 * 1024 * 1024
+  for from = 1, #ids, 8 do
+    if size >= most_bytes then break end
+    local to = math.min(from + 7, #ids)
+    for place, key in ipairs({jobs, records, errors, leases}) do
+      local list = lists[place]
+      for _, value in ipairs(redis.call(key == leases and 'ZMSCORE' or 'HMGET', key, unpack(ids, from, to))) do
+        list[#list + 1] = value
+        size = size + (value and #value or 0)
+      end
     end
   end
-  return {values_of(jobs, ids), values_of(records, ids), values_of(errors, ids), untils}
+  return lists
 end

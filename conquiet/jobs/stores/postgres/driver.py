@@ -72,9 +72,9 @@ _DEFAULTS: Final = {
 }
 
 
-# How the statements of a store are planned. Each has exactly one good plan, by its index; a plan that was made while the
-# table was small and kept when it has grown must be that one too. They come with the connection and are never set in a
-# session: a pooler gives sessions to others.
+# How the statements of a store are planned. Each has exactly one good plan, by its index; a plan that was made while
+# the table was small and kept when it has grown must be that one too. They come with the connection and are never set
+# in a session: a pooler gives sessions to others.
 _PLANS: Final = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from psycopg import AsyncRawCursor, pq
 
 from conquiet.errors import ConfigError, QueueError
-from conquiet.jobs.stores.postgres import driver
 from conquiet.jobs.stores._gathering import HeldError
+from conquiet.jobs.stores.postgres import driver
 from conquiet.jobs.stores.postgres.statements import Statements
 from conquiet.kit.loopthread import forks, outlive_fork
 
@@ -168,7 +168,9 @@ class Pool:
             self._mine = self._state()
 
     def _state(self) -> _State:
-        return _State(asyncio.Semaphore(self._size), asyncio.Semaphore(max(1, self._size - 2)), forks())
+        return _State(
+            asyncio.Semaphore(self._size), asyncio.Semaphore(max(1, self._size - max(1, self._size // 4))), forks()
+        )
 
 
 def is_elsewhere(before: asyncio.AbstractEventLoop | None, loop: asyncio.AbstractEventLoop) -> bool:

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError
+from conquiet.jobs.chunks import MOST, chunks
 from conquiet.jobs.job import CANCELLED, HISTORY, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Claimed, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, Keep, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering, patiently
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["PostgresStore"]
 
 _MOST_PURGED: Final = 1000
+_MOST_FOUND: Final = 100
 _ROUND: Final = 10.0
 """For how many seconds what was found to be too many is known to be."""
 _PATIENCE: Final = "50ms"
@@ -142,6 +144,9 @@ class PostgresStore:
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
+        return [done for some in chunks(leases, lambda _: 0) for done in await self._renew(queue, some, ttl_ms)]
+
+    async def _renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         # In one order everywhere, so that calls which hold some of each other's rows never wait in a circle.
         order = sorted({_claim_of(lease) for lease in leases})
         ids, tokens = Texts([id for id, _, _ in order]), Integers([token for _, token, _ in order])
@@ -153,28 +158,31 @@ class PostgresStore:
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
+        parts = chunks(settlements, Settlement.size)
+        return [done for some in parts for done in await self._settle(queue, some)]
+
+    async def _settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         # Of several for one claim the first counts: after it, the job is not in flight any more.
         firsts: dict[tuple[str, int, str], int] = {}
         for at, one in enumerate(settlements):
             firsts.setdefault(_claim_of(one), at)
         order = [at for _, at in sorted(firsts.items())]
         done = [False] * len(settlements)
-        if order:
-            values = self._settlements(queue, [settlements[at] for at in order])
-            [rows] = await self._run("settling jobs", queue, ("settle", values))
-            for row in rows:
-                done[order[row[0] - 1]] = True
+        values = self._settlements(queue, [settlements[at] for at in order])
+        [rows] = await self._run("settling jobs", queue, ("settle", values))
+        for row in rows:
+            done[order[row[0] - 1]] = True
         return done
 
     # --- looking and managing ---------------------------------------------------------------------------------
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
         """The jobs of these IDs."""
-        if not ids:
-            return []
-        different = list(dict.fromkeys(ids))
-        [rows] = await self._run("finding jobs", queue, ("find", (queue, Texts(different), len(different))))
-        found = {row[0]: job_of(queue, row) for row in rows}
+        different, found = list(dict.fromkeys(ids)), dict[str, Job]()
+        for start in range(0, len(different), _MOST_FOUND):
+            some = different[start : start + _MOST_FOUND]
+            [rows] = await self._run("finding jobs", queue, ("find", (queue, Texts(some), len(some))))
+            found.update((row[0], job_of(queue, row)) for row in rows)
         return [found.get(id) for id in ids]
 
     async def counts(self, queue: str) -> Mapping[JobState, int]:
@@ -184,11 +192,13 @@ class PostgresStore:
         return {state: found.get(state, 0) for state in JobState}
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
-        """Jobs in ``state``, in the order of enqueueing."""
-        values = (queue, str(state), _number(cursor), count + 1)
+        """Jobs in ``state``, in the order of enqueueing: a thousand at most, and fewer if they are large."""
+        count = min(count, MOST)
+        values = (queue, str(state), _number(cursor), count + 1, MOST_BYTES)
         [rows] = await self._run("listing jobs", queue, ("page", values))
-        jobs = [job_of(queue, row) for row in rows[:count]]
-        return JobPage(jobs, str(rows[count - 1][NUMBER]) if len(rows) > count else None)
+        page = rows[:count]
+        is_more = bool(rows) and rows[0][WIDTH] > len(page)
+        return JobPage([job_of(queue, row) for row in page], str(page[-1][NUMBER]) if is_more else None)
 
     async def replay(self, queue: str, id: str) -> Job | None:
         """Make a failed job ready again."""
