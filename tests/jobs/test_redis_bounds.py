@@ -101,7 +101,7 @@ async def test_no_call_does_more_because_there_are_many(
         assert commands <= most, name
     clock.advance(60)
     _, commands, sent = await work(server.url, store.claim(QUEUE, Wanted(10, "w", 30_000, 3)))
-    assert commands <= 1200, "five hundred leases that ran out, a thousand jobs that fell due"
+    assert commands <= 120, "five hundred leases that ran out, a thousand jobs that fell due"
     assert sent < 100_000
 
 

@@ -13,11 +13,11 @@ local now, job = now_ms(offset), job_of(id)
 if not job or job.state == 'S' or job.state == 'F' then return {0, unpack(known_of({id}))} end
 go_on_when_full(jobs)
 if job.state == 'I' then
-  note_error(job, cancelled, cancelled, now, tonumber(history))
+  note_error(job, redis.call('HGET', errors, id), cancelled, cancelled, now, tonumber(history))
   job.token = string.format('%d', number_of(job.token) + 1)
   unleased[1] = id
 else
-  note_error(job, cancelled)
+  note_error(job, redis.call('HGET', errors, id), cancelled)
   leave_line(job)
 end
 fail(job, now)

@@ -1,6 +1,6 @@
 -- Fragment: changing jobs, all writes of one kind at once. Needs the fragments jobs_keys, jobs_record and jobs_waits.
 
-local written_records, unleased, over = {}, {}, {}
+local written_records, written_errors, unleased, over = {}, {}, {}, {}
 local now_ready, now_retries, now_delayed, now_put_off = {}, {}, {}, {}
 local now_succeeded, now_failed = {}, {}
 local soonest = math.huge
@@ -47,9 +47,10 @@ local function fail(job, now)
   end_in(now_failed, job.id, in_digits(now))
 end
 
--- Notes an error as the last one and, with `brief`, that the attempt under way failed by it.
-local function note_error(job, last, brief, at, history)
-  local before = redis.call('HGET', errors, job.id) or '0 0\n'
+-- Notes an error as the last one and, with `brief`, that the attempt under way failed by it. `before` is what was noted so
+-- far, or false.
+local function note_error(job, before, last, brief, at, history)
+  before = before or '0 0\n'
   local count, length, from = string.match(before, '^(%d+) (%d+)\n()')
   count = tonumber(count or 0)
   local attempts = count > 0 and string.sub(before, from + tonumber(length)) or ''
@@ -63,7 +64,8 @@ local function note_error(job, last, brief, at, history)
     attempts = attempts .. string.format('%d %s %d ', job.attempts, job.claimed, at) .. #(job.worker or '') .. ' '
       .. #brief .. '\n' .. (job.worker or '') .. brief
   end
-  redis.call('HSET', errors, job.id, count .. ' ' .. #last .. '\n' .. last .. attempts)
+  written_errors[#written_errors + 1] = job.id
+  written_errors[#written_errors + 1] = count .. ' ' .. #last .. '\n' .. last .. attempts
 end
 
 -- The first moment at which a job falls due or a lease runs out; math.huge if there is none.
@@ -87,6 +89,7 @@ end
 -- Writes all that was noted above.
 local function write_down()
   in_pieces('HSET', records, written_records)
+  in_pieces('HSET', errors, written_errors)
   in_pieces('ZREM', leases, unleased)
   in_pieces('ZREM', held, unleased)
   write_waits()

@@ -25,11 +25,12 @@ if #late > 0 or #due > 0 or redis.call('EXISTS', ready) == 1 then stop_when_full
 if #late > 0 then
   local ids = {}
   for at = 1, #late, 2 do ids[#ids + 1] = late[at] end
+  local noted = values_of(errors, ids)
   for at, text in ipairs(values_of(records, ids)) do
     local id, lapse = ids[at], tonumber(late[2 * at])
     local job = text and parsed(id, text)
     if job and job.state == 'I' then
-      note_error(job, lapsed, lapsed, lapse, tonumber(history))
+      note_error(job, noted[at], lapsed, lapsed, lapse, tonumber(history))
       if job.attempts > tonumber(job.most == '-' and max_retries or job.most) then
         fail(job, now)
       else
@@ -155,6 +156,7 @@ in_pieces('ZREM', ready, places)
 in_pieces('ZREM', retries, tried)
 
 local claimed, texts, leased, holding = {}, {}, {}, {}
+local again, at_of = {}, {}
 local put, now_text, until_text = 0, string.format('%d', now), string.format('%d', now + tonumber(ttl))
 -- Higher than any token that the queue knows of, and than any that it has forgotten if its clock went on meanwhile.
 local base = math.max(tonumber(redis.call('GET', highest) or 0) + 1, now)
@@ -181,12 +183,17 @@ for at, id in ipairs(ids) do
     leased[put + 1], leased[put + 2] = until_text, id
     holding[put + 1], holding[put + 2] = string.sub(places[at], 26, 37), id
     claimed[2 * put + 1], claimed[2 * put + 2], claimed[2 * put + 3] = id, first, counts
-    claimed[2 * put + 4] = counts ~= '' and redis.call('HGET', errors, id)
+    claimed[2 * put + 4] = false
+    if counts ~= '' then
+      again[#again + 1] = id
+      at_of[id] = 2 * put + 4
+    end
     put = put + 2
   else
     broken[#broken + 1] = id
   end
 end
+for at, noted in ipairs(values_of(errors, again)) do claimed[at_of[again[at]]] = noted end
 in_pieces('HSET', records, texts)
 in_pieces('ZADD', leases, leased)
 in_pieces('ZADD', held, holding)

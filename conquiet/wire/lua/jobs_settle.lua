@@ -24,12 +24,12 @@ end
 
 local apply = {
   retry = function(job, delay, error, brief)
-    note_error(job, error, brief, now, history)
+    note_error(job, redis.call('HGET', errors, job.id), error, brief, now, history)
     job.state, job.ready = 'R', now + tonumber(delay)
     line_up(job, now)
   end,
   fail = function(job, error, brief)
-    note_error(job, error, brief, now, history)
+    note_error(job, redis.call('HGET', errors, job.id), error, brief, now, history)
     fail(job, now)
   end,
   release = function(job)
