@@ -1,4 +1,4 @@
-"""Stores whose tasks are cancelled at any moment, before their first step too: nobody hangs, and the store works on."""
+"""Stores on servers: tasks that are cancelled at any moment, loops, forks, clocks. Nobody hangs, nothing repeats."""
 
 from __future__ import annotations
 
@@ -77,6 +77,21 @@ def busy(store: Any, queue: str) -> list[Awaitable[Any]]:
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def test_tokens_rise_though_the_clock_goes_back(remote: Backend) -> None:
+    """Also above those of a job that was removed, whose ID is used again: a server took over whose clock is behind."""
+    queue, ahead = queue_name(), ManualClock()
+    ahead.advance(3600)
+    async with remote.make("core", ahead) as fast, opened(remote) as slow:
+        await fast.add(queue, [NewJob("a", b"1"), NewJob("b", b"1")])
+        before = {job.id: job for job in (await fast.claim(queue, WANTED)).jobs}
+        await fast.settle(queue, [Settlement.of(before["a"], "ack"), Settlement.of(before["b"], "release")])
+        await fast.delete(queue, "a")
+        await slow.add(queue, [NewJob("a", b"2")])
+        after = {job.id: job for job in (await slow.claim(queue, WANTED)).jobs}
+        assert after["a"].lease_token > before["a"].lease_token
+        assert after["b"].lease_token > before["b"].lease_token
 
 
 @pytest.mark.timeout(120)
