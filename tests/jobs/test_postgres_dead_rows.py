@@ -119,7 +119,8 @@ def pages(plan: list[dict[str, Any]]) -> int:
 @pytest.mark.usefixtures("long_transaction")
 async def test_a_claim_that_goes_on_reads_nothing_of_what_is_done(pg_store: PostgresStore) -> None:
     """Pages read for one more job: from the beginning they grow with what was done."""
-    whole, further = [], []
+    whole: list[int] = []
+    further: list[int] = []
     for round in range(2):
         await work(pg_store, 1000, f"{round}-")
         [looks] = pg_store._claiming._looks.values()

@@ -53,7 +53,7 @@ async def add(store: RedisStore, *ids: str, delay_ms: int = 0) -> None:
     await store.add(QUEUE, [NewJob(id, b"{}", delay_ms=delay_ms) for id in ids])
 
 
-async def everything(url: str) -> dict[bytes, Any]:
+async def everything(url: str) -> dict[bytes | str, Any]:
     """What every key holds."""
     async with Redis.from_url(url) as client:
         return {name: await client.dump(name) for name in await client.keys()}
