@@ -42,7 +42,8 @@ BACKGROUND: Final = {"CLIENT", "GET generation", "XREAD", "XLEN dead", "take not
 """What comes whenever it comes; it changes nothing, or is done again before long."""
 
 JOINING: Final = (
-    *("topic_look", "SADD registry", "SADD partitions", "topic_look", "SADD groups", "XINFO stream"),
+    *("topic_look", "SISMEMBER registry", "SCARD partitions", "topic_look", "SISMEMBER groups", "SADD groups"),
+    "XINFO stream",
     *("XGROUP stream", "member_beat", "topic_look", "member_beat", "HMGET lease", "partition_acquire", "takeover"),
 )
 LIVING: Final = ("take new", "ack")
