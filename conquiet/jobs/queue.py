@@ -56,8 +56,8 @@ class JobQueue:
     attempt, and after ``lease_ttl`` seconds another may claim it. Who lost the lease can change nothing any more.
 
     Jobs are claimed by priority, then in the order in which they became claimable. One place in five goes to jobs that
-    are tried again, and one to who has waited longest, so that nothing waits for ever. Finished jobs are kept as ``keep`` and
-    ``keep_failed`` say, for as long as a worker or :meth:`purge` looks after that.
+    are tried again, and one to the job that has waited longest, so that none waits for ever. Finished jobs are kept as
+    ``keep`` and ``keep_failed`` say, for as long as a worker or :meth:`purge` looks after that.
     """
 
     def __init__(

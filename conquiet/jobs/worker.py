@@ -229,9 +229,8 @@ class JobWorker:
     def _free(self, running: Running, settling: Settling) -> int:
         """For how many more jobs there is a place.
 
-        Outcomes on their way take none, up to a few times as many as there are places, lest handlers wait for the store.
-        But what cannot be written keeps its place: else a store that takes no outcomes would have all jobs run for
-        nothing.
+        Outcomes on their way take no place, up to a few for each, lest handlers wait for the store. But what cannot be
+        written keeps its place: else a store that takes no outcomes would have all jobs run for nothing.
         """
         unwritten, most = len(settling), 0 if settling.failures else _AHEAD * self._concurrency
         return running.free - max(0, unwritten - most)
