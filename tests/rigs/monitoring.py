@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,7 +36,7 @@ class Work:
 
 
 @asynccontextmanager
-async def watched(url: str) -> AsyncIterator[Work]:
+async def watched(url: str) -> AsyncGenerator[Work]:
     """Note what a server does from here to the end of the block; read it after that."""
     work, is_over = Work(), asyncio.Event()
     async with Redis.from_url(url, decode_responses=True) as client, client.monitor() as monitor:

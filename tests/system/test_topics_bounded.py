@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -62,7 +62,7 @@ async def fill(server: EmbeddedRedis, count: int, what: str, *keys: str) -> None
 
 
 @asynccontextmanager
-async def quick(server: EmbeddedRedis) -> AsyncIterator[None]:
+async def quick(server: EmbeddedRedis) -> AsyncGenerator[None]:
     """All calls in the block but few take less than :data:`LONG`."""
     await ask(server.url, "CONFIG", "SET", "slowlog-log-slower-than", LONG)
     await ask(server.url, "CONFIG", "RESETSTAT")

@@ -566,8 +566,8 @@ async def test_a_replay_that_wakes_up_late_changes_nothing(
     assert await first == 0
     assert await stage.take(held) == ([], [])
     assert len(fresh) + len(due) == len(ids)
-    gone = stage.site.keys.replayed_gone(stream)
-    assert await stage.call(gone, "EXISTS", stage.site.keys.replayed(stream), gone) == 0
+    marks = stage.site.keys.replayed_gone(stream)
+    assert await stage.call(marks, "EXISTS", stage.site.keys.replayed(stream), marks) == 0
 
 
 async def test_many_replays_at_once(stage: Stage) -> None:

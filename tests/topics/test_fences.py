@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -93,7 +93,7 @@ WRONG: Final = {
 
 
 @pytest.fixture
-async def scene(stage: Stage) -> AsyncIterator[Scene]:
+async def scene(stage: Stage) -> Scene:
     topic = await stage.topic()
     held = await stage.acquire(topic, GROUP, owner=OWNER)
     await stage.add(topic, 5)

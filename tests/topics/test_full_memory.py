@@ -72,7 +72,7 @@ async def empty(server: EmbeddedRedis) -> None:
     await ask(server.url, "CONFIG", "SET", "maxmemory", "0")
 
 
-async def everything(server: EmbeddedRedis, keys: Keys) -> dict[bytes, Any]:
+async def everything(server: EmbeddedRedis, keys: Keys) -> dict[Any, Any]:
     """What every key of the test holds."""
     async with Redis.from_url(server.url) as client:
         return {name: await client.dump(name) for name in await client.keys(f"{keys.namespace}:*")}
