@@ -108,9 +108,9 @@ async def test_a_payload_is_written_once(store: RedisStore, url: str, keys: JobK
     before = await ask(url, "HGET", keys.jobs, "j")
     assert before.endswith('"hello"')
     [job] = (await claim(store)).jobs
-    await store.settle(QUEUE, [Settlement("j", job.lease_token, "retry", error="x")])
+    await store.settle(QUEUE, [Settlement.of(job, "retry", error="x")])
     [job] = (await claim(store)).jobs
-    await store.settle(QUEUE, [Settlement("j", job.lease_token, "ack", result=b"[7]")])
+    await store.settle(QUEUE, [Settlement.of(job, "ack", result=b"[7]")])
     assert await ask(url, "HGET", keys.jobs, "j") == before
     assert "hello" not in await ask(url, "HGET", keys.records, "j")
 
@@ -241,14 +241,14 @@ async def test_a_claim_lets_a_bounded_number_of_jobs_fall_due_and_says_that_ther
     clock.advance(6)
     assert (await claim(store, 0)).next_ms == 0
     assert (await claim(store, 0)).next_ms is None
-    assert len((await claim(store, 1200)).jobs) == 1200
+    assert [len((await claim(store, 1200)).jobs) for _ in range(2)] == [1000, 200]
 
 
 async def test_a_job_remembers_its_last_failures_only(store: RedisStore) -> None:
     await store.add(QUEUE, new("j"))
     for at in range(25):
         [job] = (await claim(store)).jobs
-        told = Settlement("j", job.lease_token, "retry", error=f"long {at}\nü", brief=f"brief \n{at}")
+        told = Settlement.of(job, "retry", error=f"long {at}\nü", brief=f"brief \n{at}")
         assert await store.settle(QUEUE, [told]) == [True]
     [found] = await store.find(QUEUE, ["j"])
     assert found is not None

@@ -197,6 +197,7 @@ for at, noted in ipairs(values_of(errors, again)) do claimed[at_of[again[at]]] =
 in_pieces('HSET', records, texts)
 in_pieces('ZADD', leases, leased)
 in_pieces('ZADD', held, holding)
+if #places > 0 and redis.call('EXISTS', ready) == 0 then redis.call('DEL', waits) end
 if put > 0 then redis.call('SET', highest, string.format('%d', top)) end
 
 -- Others may have looked before this call found these jobs, and have not been told of them.
