@@ -18,6 +18,8 @@ from tests.conftest import Rung
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
+pytestmark = pytest.mark.guarantee
+
 RENEW = Script.named("balance_renew").sha.encode()
 TTL = 15.0
 FAR = 6000.0

@@ -11,7 +11,7 @@ from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedErro
 from tests.balance.crew import Crew, entry
 from tests.rigs.waiting import eventually
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
 
 FAR = 600.0
 """Seconds of a lease that nobody waits for."""

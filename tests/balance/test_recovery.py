@@ -13,7 +13,7 @@ from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
 from tests.balance.crew import Crew, Member
 from tests.rigs.waiting import eventually
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
 
 
 async def filled(crew: Crew, consumer: str, count: int, **options: Any) -> Member:

@@ -30,6 +30,8 @@ from conquiet.wire.link import Link
 from conquiet.wire.streams import pack
 from tests.balance.crew import entry
 
+pytestmark = pytest.mark.guarantee
+
 _T = TypeVar("_T")
 FIELD: Final = "lbs-input"
 TTL: Final = 100.0

@@ -13,6 +13,8 @@ from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
 from tests.rigs.waiting import LONG
 
+pytestmark = pytest.mark.guarantee
+
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
 

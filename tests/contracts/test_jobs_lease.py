@@ -12,6 +12,8 @@ from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, LeaseError, 
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
 
+pytestmark = pytest.mark.guarantee
+
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
 Call = Callable[[JobQueue, Job], Awaitable[object]]

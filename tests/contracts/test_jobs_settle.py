@@ -21,6 +21,8 @@ from conquiet import (
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import DELAY, TTL, Site, every, only, tally
 
+pytestmark = pytest.mark.guarantee
+
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
 

@@ -13,6 +13,8 @@ from conquiet import ConfigError, QueueConfig, QueueMessage
 from tests.contracts.flavours import Flavour, Queue
 from tests.contracts.looking import Look, recorded
 
+pytestmark = pytest.mark.guarantee
+
 OLD = 100_000
 
 

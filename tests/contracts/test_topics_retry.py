@@ -13,6 +13,8 @@ from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, buried, finished, impatient, opened, serving
 from tests.rigs.waiting import eventually
 
+pytestmark = pytest.mark.guarantee
+
 MODES = pytest.mark.parametrize("mode", ["park", "requeue"])
 
 

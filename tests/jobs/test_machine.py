@@ -12,6 +12,8 @@ import pytest
 from conquiet.errors import ConfigError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, TRANSITIONS, Attempt, Event, Job, JobState, Settlement
 
+pytestmark = pytest.mark.guarantee
+
 READY, IN_FLIGHT, SUCCEEDED, FAILED = JobState.READY, JobState.IN_FLIGHT, JobState.SUCCEEDED, JobState.FAILED
 T0: Final = 1_700_000_000_000
 TTL: Final = 5_000

@@ -17,6 +17,8 @@ from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
 from tests.rigs.asking import ask
 
+pytestmark = pytest.mark.guarantee
+
 READY, IN_FLIGHT, SUCCEEDED, FAILED = JobState.READY, JobState.IN_FLIGHT, JobState.SUCCEEDED, JobState.FAILED
 QUEUE: Final = "emails"
 TTL: Final = 30_000

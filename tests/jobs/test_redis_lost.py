@@ -17,6 +17,8 @@ from conquiet.jobs.stores.redis import RedisStore
 from tests.conftest import Rung
 from tests.rigs.asking import ask
 
+pytestmark = pytest.mark.guarantee
+
 QUEUE: Final = "emails"
 
 

@@ -15,7 +15,7 @@ from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
 
 ORDERS = "orders"
 

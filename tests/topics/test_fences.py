@@ -18,7 +18,7 @@ from conquiet.wire.streams import pack
 from tests.rigs.asking import keys_like
 from tests.topics.staging import Stage
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.guarantee]
 
 OWNER: Final = "worker-1#a1"
 GROUP: Final = "billing"

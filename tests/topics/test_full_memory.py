@@ -27,6 +27,8 @@ from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient
 from tests.topics.staging import Stage, hurried
 
+pytestmark = pytest.mark.guarantee
+
 ORDERS: Final = "orders"
 SCRIPTS: Final = {name: Script.named(name) for name in ("takeover", "lease_renew", "lease_suspect")}
 

@@ -23,6 +23,8 @@ from conquiet.topics.progress import adopt_group
 from conquiet.topics.removal import delete_group, reset_group
 from tests.topics.growing import Group, World
 
+pytestmark = pytest.mark.guarantee
+
 KEPT: Final = {
     "everything": Retention(),
     "unfinished": Retention(delete_acked=True),

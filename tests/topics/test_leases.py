@@ -20,7 +20,7 @@ from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, counted, finished, impatient
 from tests.topics.staging import Stage
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.guarantee]
 
 TTL: Final = 300.0
 """So many seconds that those which a slow machine needs do not count; they are skipped."""

@@ -23,7 +23,7 @@ from conquiet.wire.link import Link
 from tests.rigs.proxy import Proxy
 from tests.topics.staging import Stage, hurried
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
 
 HOUR: Final = 3_600_000
 DAY: Final = 24 * HOUR

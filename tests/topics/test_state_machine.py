@@ -37,6 +37,8 @@ from tests.topics.scripted import (
     place,
 )
 
+pytestmark = pytest.mark.guarantee
+
 OWNERS: Final = ("ann#1", "bob#2", "cid#3")
 LATER: Final = 150
 FENCED: Final = ("take", "takeover", "park", "requeue", "bury", "release", "renew", "suspect")

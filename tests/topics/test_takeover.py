@@ -18,7 +18,7 @@ from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, counted, finished, impatient, vanish
 from tests.topics.staging import Stage
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
 
 
 @pytest.fixture

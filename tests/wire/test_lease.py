@@ -17,6 +17,8 @@ from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script, run
 from conquiet.wire.streams import pack
 
+pytestmark = pytest.mark.guarantee
+
 TTL: Final = 15_000
 A: Final = "worker-1#a"
 B: Final = "worker-2#b"
