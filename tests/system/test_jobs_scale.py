@@ -43,7 +43,10 @@ class Watched:
         found = [stats[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats]
         return sum(int(one["calls"]) for one in found), sum(int(one["usec"]) for one in found)
 
-    def check(self) -> None:
+    def check(self, scale: float) -> None:
+        """At full size; tests/jobs/test_redis_bounds.py counts what a call does, whatever the machine is doing."""
+        if scale < 1:
+            return
         for name, took in self._took.items():
             in_order = sorted(took)
             assert in_order[len(took) // 2] < MOST_MS, (name, in_order[-5:])
@@ -76,7 +79,7 @@ async def test_very_many_jobs_in_every_state(server: EmbeddedRedis, scale: float
             await _look(do, state)
             while await do("purge", state, Keep(age=0, count=0)):
                 pass
-        do.check()
+        do.check(scale)
         assert sum((await store.counts(QUEUE)).values()) == 0
 
 
@@ -93,7 +96,7 @@ async def test_very_large_jobs(server: EmbeddedRedis, scale: float) -> None:
         await do("settle", [Settlement.of(job, "ack") for job in jobs[:50]])
         await _look(do, JobState.SUCCEEDED)
         await do("purge", JobState.SUCCEEDED, Keep(age=0, count=0))
-        do.check()
+        do.check(scale)
 
 
 async def _take(do: Watched, count: int, max_retries: int) -> list[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.system, pytest.mark.any_server]
 ORDERS: Final = "orders"
 GROUP: Final = "billing"
 STREAM: Final = "stream:topic:orders:p:0"
+IS_MEASURED: Final = float(os.environ.get("CONQUIET_TEST_SCALE", "0.1")) >= 1
+"""Times mean something at full size, and where nothing else is going on."""
 LONG: Final = 50_000
 """Microseconds that a call may take. A busy machine may take one in twenty off its course; a call that does all at once
 is the only one of its kind."""
@@ -63,7 +66,7 @@ async def fill(server: EmbeddedRedis, count: int, what: str, *keys: str) -> None
 
 @asynccontextmanager
 async def quick(server: EmbeddedRedis) -> AsyncGenerator[None]:
-    """All calls in the block but few take less than :data:`LONG`."""
+    """All calls in the block but few take less than :data:`LONG`, at full size; tests/topics/test_bounded.py counts."""
     await ask(server.url, "CONFIG", "SET", "slowlog-log-slower-than", LONG)
     await ask(server.url, "CONFIG", "RESETSTAT")
     await ask(server.url, "SLOWLOG", "RESET")
@@ -72,8 +75,9 @@ async def quick(server: EmbeddedRedis) -> AsyncGenerator[None]:
     about = await ask(server.url, "INFO", "commandstats")
     calls = sum(about.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
     scripts = [(took, words) for took, words in slow if words[0].upper().startswith("EVAL")]
-    assert len(scripts) <= max(calls / 20, 1), (calls, scripts[:5])
-    assert all(took <= 4 * LONG for took, _ in slow), slow[:5]
+    if IS_MEASURED:
+        assert len(scripts) <= max(calls / 20, 1), (calls, scripts[:5])
+        assert all(took <= 4 * LONG for took, _ in slow), slow[:5]
 
 
 async def deliver(server: EmbeddedRedis, count: int) -> None:
@@ -98,7 +102,7 @@ async def test_a_million_pending(own: EmbeddedRedis, broker: Broker, many: int) 
 
 
 async def test_many_parked_and_taken_over(own: EmbeddedRedis, broker: Broker, many: int) -> None:
-    many //= 20  # all of them are taken over before the first is handled
+    many = max(many // 20, 1000)  # all of them are taken over before the first is handled
     await fill(own, many, ENTRY, STREAM)
     await ask(own.url, "XGROUP", "CREATE", STREAM, GROUP, "0")
     await deliver(own, many)
@@ -107,7 +111,7 @@ async def test_many_parked_and_taken_over(own: EmbeddedRedis, broker: Broker, ma
     )
     seen = Recorder()
     async with quick(own), broker.subscribe(ORDERS, group=GROUP, handler=seen, options=impatient(max_inflight=1000)):
-        await eventually(lambda: len(seen.messages) > 5_000, "some to be handled", 120.0)
+        await eventually(lambda: len(seen.messages) >= min(many, 5_000), "some to be handled", 120.0)
     async with quick(own):
         await broker.admin.reset_group(ORDERS, GROUP, "latest")
 
