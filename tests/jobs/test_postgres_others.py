@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 
 from conquiet.errors import DuplicateJobError
-from conquiet.jobs.job import JobState, NewJob
+from conquiet.jobs.job import JobState, NewJob, Settlement
 from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
 from tests.rigs.postgres import LocalPostgres
@@ -125,8 +126,13 @@ class Bouncer:
 
     @property
     def dsn(self) -> str:
-        port = self._server.sockets[0].getsockname()[1]
-        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+        return self.dsn_and()
+
+    def dsn_and(self, *others: int) -> str:
+        """With the ports of others, to be tried after it."""
+        ports = (self._server.sockets[0].getsockname()[1], *others)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return f"postgresql://postgres@{hosts}/postgres?sslmode=disable&gssencmode=disable"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
@@ -165,3 +171,48 @@ async def test_where_a_pooler_refuses_settings_the_store_does_without(
         await store._pool.aclose()
         await store.counts("q")
         assert bouncer.refused == seen, "it is not tried again"
+
+
+async def test_that_a_pooler_refuses_settings_is_seen_though_others_fail_in_other_ways(
+    pg: LocalPostgres, pg_store: PostgresStore, schema: str
+) -> None:
+    """A name may stand for several hosts: the driver tells of all of them, of the last one first."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen
+        async with Bouncer(pg) as bouncer, asyncio.timeout(LONG):
+            async with PostgresStore(bouncer.dsn_and(deaf.getsockname()[1]), schema=schema) as store:
+                await store.add("q", [job("a")])
+            assert bouncer.refused == 1
+
+
+async def test_pages_miss_nothing_though_the_server_plans_as_it_sees_fit(
+    pg: LocalPostgres, pg_store: PostgresStore, schema: str
+) -> None:
+    """As behind a pooler that refuses settings. The rows lie in another order than that of enqueueing."""
+    ids = [f"{at}" for at in range(50)]
+    await pg_store.add("q", [job(id) for id in ids])
+    claimed = {one.id: one for one in (await pg_store.claim("q", Wanted(50, "w", 60_000, 3))).jobs}
+    for id in reversed(ids):
+        assert await pg_store.settle("q", [Settlement.of(claimed[id], "release")]) == [True]
+    pg.ask(f'VACUUM FULL ANALYZE "{schema}".jobs')
+    async with Bouncer(pg) as bouncer, PostgresStore(bouncer.dsn, schema=schema) as store, asyncio.timeout(LONG):
+        found: list[str] = []
+        cursor = None
+        while cursor is not None or not found:
+            page = await store.page("q", JobState.READY, 20, cursor)
+            found += [one.id for one in page.jobs]
+            cursor = page.cursor
+    assert found == ids
+
+
+async def test_what_the_environment_says_of_connections_holds_too(
+    pg: LocalPostgres, pg_store: PostgresStore, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's own settings come on top of it."""
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=12345")
+    async with PostgresStore(pg.dsn, schema=schema) as store:
+        await store.counts("q")
+        [connection] = store._pool._mine.idle
+        names = ("statement_timeout", "enable_seqscan")
+        cursor = await connection.execute("SELECT setting FROM pg_settings WHERE name = ANY (%s) ORDER BY 1", [[*names]])
+        assert await cursor.fetchall() == [("12345",), ("off",)]

@@ -142,10 +142,19 @@ def connection_string(dsn: object) -> str:
 
 
 def with_plans(dsn: str) -> str:
-    """``dsn`` with the settings by which the statements of a store are planned, after its own."""
-    given = conninfo.conninfo_to_dict(dsn).get("options") or ""
+    """``dsn`` with the settings by which the statements of a store are planned, after its own.
+
+    Those of the environment (``PGOPTIONS``) would not hold beside them, so they are among them.
+    """
+    given = conninfo.conninfo_to_dict(dsn).get("options") or _default("options")
     ours = [f"-c {name}={value}" for name, value in _PLANS.items()]
     return conninfo.make_conninfo(dsn, options=" ".join([str(given), *ours]).strip())
+
+
+def _default(keyword: str) -> str:
+    """What holds for connections that say nothing of it."""
+    values = (one.val for one in pq.Conninfo.get_defaults() if one.keyword == keyword.encode())
+    return (next(values, None) or b"").decode()
 
 
 def is_about_options(error: BaseException) -> bool:

@@ -138,7 +138,8 @@ class Pool:
         try:
             return await self._connect(what, dsn)
         except QueueError as error:
-            if dsn == self._dsn or not driver.is_about_options(error):
+            # Its own text has but the first line of the driver's, which tells of each host that it tried.
+            if dsn == self._dsn or not driver.is_about_options(error.__cause__ or error):
                 raise
             # A pooler that lets no settings through: the server plans as it sees fit.
             self._planning_dsn = self._dsn

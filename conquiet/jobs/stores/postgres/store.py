@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -196,7 +197,8 @@ class PostgresStore:
         count = min(count, MOST)
         values = (queue, str(state), _number(cursor), count + 1, MOST_BYTES)
         [rows] = await self._run("listing jobs", queue, ("page", values))
-        page = rows[:count]
+        # They come so from the plan that the statement is meant to have; behind a pooler it may have another.
+        page = sorted(rows, key=itemgetter(NUMBER))[:count]
         is_more = bool(rows) and rows[0][WIDTH] > len(page)
         return JobPage([job_of(queue, row) for row in page], str(page[-1][NUMBER]) if is_more else None)
 
