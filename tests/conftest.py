@@ -22,6 +22,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from conquiet import QueueConfig, RedisStreamsQueue
+from conquiet.jobs.stores.postgres import looking
 from conquiet.sync import EmbeddedRedis
 from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
@@ -170,6 +171,16 @@ async def queue(url: str, config: QueueConfig) -> AsyncIterator[RedisStreamsQueu
 def scale() -> float:
     """How much of the full size the long tests run at."""
     return float(os.environ.get("CONQUIET_TEST_SCALE", "0.1"))
+
+
+@pytest.fixture(autouse=True)
+def looks_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims look for jobs from the beginning, however slow the machine is.
+
+    Else two that took long, because the machine had other things to do, would have the next pass over jobs that the
+    test has just given back.
+    """
+    monkeypatch.setattr(looking, "_DEAR", float("inf"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

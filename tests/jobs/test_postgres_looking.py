@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conquiet.jobs.stores.postgres.looking import Looks, Place
 
 LAST = Place(-5, 1_000, 7)
+
+
+@pytest.fixture(autouse=True)
+def looks_cost_little() -> None:
+    """Here they cost what the test says."""
 
 
 def known(took_ms: float, jobs: int = 0, times: int = 2) -> Looks:
