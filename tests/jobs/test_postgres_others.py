@@ -16,6 +16,7 @@ from conquiet.errors import DuplicateJobError
 from conquiet.jobs.job import JobState, NewJob, Settlement
 from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
+from conquiet.kit.clock import ManualClock
 from tests.rigs.postgres import LocalPostgres
 from tests.rigs.waiting import LONG, eventually
 
@@ -90,6 +91,27 @@ async def test_the_callers_own_transaction_waits_as_it_is_set_to(pg: LocalPostgr
         cursor = await connection.execute("SELECT name FROM pg_settings WHERE source = 'session'")
         assert await cursor.fetchall() == []
         await connection.rollback()
+
+
+# --- a row that is held -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["lease", "delay"])
+async def test_what_others_have_locked_is_not_asked_for_without_end(
+    pg: LocalPostgres, pg_store: PostgresStore, pg_clock: ManualClock, schema: str, what: str
+) -> None:
+    """A lease that has run out, or a job that has fallen due: it is passed over, and looked for again in a while."""
+    await pg_store.add("q", [NewJob("a", b"1", delay_ms=1_000 if what == "delay" else 0)])
+    await pg_store.claim("q", WANTED)
+    pg_clock.advance(10)
+    async with await psycopg.AsyncConnection.connect(pg.dsn) as connection:
+        await connection.execute(f'SELECT FROM "{schema}".jobs FOR UPDATE'.encode())
+        claimed = await pg_store.claim("q", WANTED)
+        assert (claimed.jobs, claimed.expired) == ([], [])
+        assert claimed.next_ms is not None
+        assert 0 < claimed.next_ms <= 1_000
+        await connection.rollback()
+    assert [one.id for one in (await pg_store.claim("q", WANTED)).jobs] == ["a"]
 
 
 # --- a pooler ----------------------------------------------------------------------------------------------

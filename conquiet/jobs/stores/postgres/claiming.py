@@ -19,6 +19,8 @@ __all__ = ["Claiming"]
 
 _MOST_EXPIRED: Final = 500
 _MOST_PROMOTED: Final = 1000
+_AGAIN: Final = 50
+"""Milliseconds after which to look again for what should have run out or fallen due, but is locked by others."""
 _HEAD: Final = 4
 """How many columns come before those of the job."""
 
@@ -58,7 +60,10 @@ class Claiming:
         looks.looked(self._clock.monotonic(), max(row[2] for row in rows), len(jobs))
         rest = [place for place, row in found if row[3]]
         looks.found(rest[-1] if rest else None, _is_all(jobs, wanted), store_ms)
-        times = [wanted.ttl_ms] * bool(jobs) + [max(0, ms) for ms in (next_ms,) if ms is not None]
+        times = [wanted.ttl_ms] * bool(jobs)
+        if next_ms is not None:
+            # Past, though it was just looked for: there is more than one call does, or others have it.
+            times.append(next_ms if next_ms > 0 else 0 if gone else _AGAIN)
         return Claimed(jobs, _expired(gone), min(times, default=None), mark)
 
     async def _go_on(self, queue: str, wanted: Wanted, mark: str, looks: Looks, after: Place) -> Claimed:
