@@ -235,6 +235,7 @@ async def test_what_the_environment_says_of_connections_holds_too(
     async with PostgresStore(pg.dsn, schema=schema) as store:
         await store.counts("q")
         [connection] = store._pool._mine.idle
-        names = ("statement_timeout", "enable_seqscan")
-        cursor = await connection.execute("SELECT setting FROM pg_settings WHERE name = ANY (%s) ORDER BY 1", [[*names]])
-        assert await cursor.fetchall() == [("12345",), ("off",)]
+        cursor = await connection.execute(
+            "SELECT setting FROM pg_settings WHERE name IN ('statement_timeout', 'enable_seqscan') ORDER BY name"
+        )
+        assert await cursor.fetchall() == [("off",), ("12345",)]

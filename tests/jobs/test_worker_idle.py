@@ -55,7 +55,6 @@ class Counting(PostgresStore):
         return await super().claim(queue, wanted)
 
 
-@pytest.mark.xfail(strict=True, reason="idle workers ask without end while somebody has locked a job that falls due")
 async def test_a_job_that_somebody_else_has_locked_is_asked_for_from_time_to_time(
     pg: LocalPostgres, pg_store: PostgresStore, pg_clock: ManualClock, schema: str
 ) -> None:

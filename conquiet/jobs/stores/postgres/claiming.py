@@ -19,7 +19,7 @@ __all__ = ["Claiming"]
 
 _MOST_EXPIRED: Final = 500
 _MOST_PROMOTED: Final = 1000
-_AGAIN: Final = 50
+_AGAIN: Final = 250
 """Milliseconds after which to look again for what should have run out or fallen due, but is locked by others."""
 _HEAD: Final = 4
 """How many columns come before those of the job."""
