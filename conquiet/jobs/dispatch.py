@@ -9,15 +9,13 @@ from typing import Final
 from conquiet.errors import QueueError
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.policy import judge, shares
-from conquiet.jobs.store import Claimed, JobStore, Lease, Wanted
+from conquiet.jobs.store import MOST_CLAIMED, Claimed, JobStore, Lease, Wanted
 from conquiet.kit import rules
 from conquiet.kit.policy import RetryPolicy
 from conquiet.metrics import JobMetrics, JobOperation, job_metrics
 
 __all__ = ["Dispatch"]
 
-_MOST_CLAIMED: Final = 1000
-"""How many jobs one round trip claims at most: the server does nothing else meanwhile."""
 _VERBS: Final = {"ack": "succeeded", "retry": "retried", "fail": "failed", "release": "released"}
 
 
@@ -45,10 +43,10 @@ class Dispatch:
         rules.integer("count", count, least=1)
         clock = self.store.clock
         asked = clock.monotonic()
-        claimed = await self._claim(min(count, _MOST_CLAIMED), worker)
-        is_all = len(claimed.jobs) < _MOST_CLAIMED
+        claimed = await self._claim(min(count, MOST_CLAIMED), worker)
+        is_all = len(claimed.jobs) < MOST_CLAIMED
         while not is_all and len(claimed.jobs) < count and clock.monotonic() - asked < self.ttl / 3:
-            wanted = min(count - len(claimed.jobs), _MOST_CLAIMED)
+            wanted = min(count - len(claimed.jobs), MOST_CLAIMED)
             try:
                 more = await self._claim(wanted, worker)
             except QueueError:

@@ -45,8 +45,8 @@ class Settling:
 
     A store that fails is asked again until it answers. Since the first write may have been done, the jobs are looked
     at before the second: what has left the flight under our token was written. Fewer and fewer go together while that
-    fails, so that one that the store cannot keep holds up no others: it is found, tried alone, and in the end given up
-    with a word in the log. Its job's lease then runs out.
+    fails, so that one that the store cannot keep holds up no others: it is found, goes behind them, is tried alone, and
+    in the end given up with a word in the log. Its job's lease then runs out.
     """
 
     def __init__(self, dispatch: Dispatch, written: Written) -> None:

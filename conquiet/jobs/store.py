@@ -15,7 +15,7 @@ from conquiet.kit.clock import Clock
 __all__ = ["MOST_BYTES", "MOST_CLAIMED", "Claimed", "Expired", "JobPage", "JobStore", "Keep", "Lease", "Wanted"]
 
 MOST_CLAIMED: Final = 1000
-"""How many jobs one call claims at most."""
+"""How many jobs one call claims at most: the server does nothing else meanwhile."""
 MOST_BYTES: Final = 8 << 20
 """How many bytes of jobs one call reads or writes, give or take one job."""
 

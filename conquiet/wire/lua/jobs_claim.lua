@@ -3,8 +3,8 @@
 -- ARGV   offset ms, longest history, error of an expired lease, worker, the claim's own ID, ttl ms, most retries, then
 --        how many jobs, how many of them first to those tried before, how many then to those that have waited longest, and
 --        how many bytes of jobs
--- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1, mark, {ID, 1 if failed else 0... of the expired},
---        {IDs that are no jobs and were taken out of line...},
+-- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1, mark,
+--        {ID, 1 if failed else 0... of the expired}, {IDs that are no jobs and were taken out of line...},
 --        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
 --#include clock
 --#include full_memory
