@@ -98,7 +98,7 @@ async def test_every_job_is_read_as_it_was(home: Home) -> None:
 
 
 async def test_a_worker_of_that_version_still_holds_its_jobs(home: Home) -> None:
-    """An upgrade is rolled out while old workers are at work."""
+    """What it had in hand when it was stopped is nobody else's before the leases have run out."""
     jobs = [await home.job(id) for id in ("in-flight", "in-flight-renewed", "expired-once")]
     assert set(await home.claimed()) == set(READY)
     home.clock.advance(TTL - 5)
