@@ -1,4 +1,4 @@
-"""What the kernel knows of a connection, and the event loop does not know yet."""
+"""What the kernel and the lowest layer know of a connection, and the event loop's stream does not know yet."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ class KernelView:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._transport = writer.transport
+        # TLS passes all on at once to the transport beneath, where it waits; a foreign loop may not show that one.
+        beneath = getattr(getattr(self._transport, "_ssl_protocol", None), "_transport", None)
+        self._lowest: asyncio.WriteTransport = beneath or self._transport
         self._socket: socket.socket | None = self._transport.get_extra_info("socket")
         self._poll = None
         is_secure = self._transport.get_extra_info("ssl_object") is not None
@@ -34,7 +37,9 @@ class KernelView:
 
     def unsent(self) -> int:
         """How many bytes were written and have not reached the other side, as far as that can be told."""
-        waiting = self._transport.get_write_buffer_size()
+        waiting = self._lowest.get_write_buffer_size()
+        if self._lowest is not self._transport and not self._transport.is_closing():
+            waiting += self._transport.get_write_buffer_size()
         if self._socket is None:
             return waiting
         try:
@@ -42,3 +47,8 @@ class KernelView:
         except (OSError, ValueError):  # no socket that counts, or closed
             return waiting
         return waiting + int(sending)
+
+    def abort(self) -> None:
+        """End the connection at once: what has not left never will."""
+        self._transport.abort()
+        self._lowest.abort()

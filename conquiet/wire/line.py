@@ -128,6 +128,9 @@ class Line:
     async def drop(self) -> None:
         """Throw the connection away; the next call opens another."""
         connection, self._connection, self._parser = self._connection, None, None
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None and kernel.unsent():
+            kernel.abort()  # closed, it would first wait until a server that may be frozen has taken the rest
         if connection is not None:
             await connection.disconnect(nowait=True)
 
@@ -164,9 +167,8 @@ class Line:
         return connection, parser
 
     def _abort(self) -> None:
-        writer = self._connection and self._connection._writer
-        if writer:
-            writer.transport.abort()
+        if self._kernel is not None:
+            self._kernel.abort()
 
     async def _settle(self, error: BaseException, hurry: Callable[[], None] | None, parser: ReplyParser) -> None:
         """After a failed or cancelled conversation: no reply is left on the connection, or no connection."""

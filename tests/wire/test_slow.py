@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import pytest
+import trustme
 
-from conquiet import QueueConfig, QueueError, RedisStreamsQueue
+from conquiet import EmbeddedRedis, QueueConfig, QueueError, RedisStreamsQueue
+from conquiet.wire.kernel import KernelView
+from tests.conftest import Rung
 from tests.rigs.asking import ask, entries, pending
 from tests.rigs.proxy import Proxy
 from tests.rigs.slow import SlowWay
+from tests.rigs.waiting import LONG, eventually
 
 pytestmark = pytest.mark.any_server
 
@@ -108,3 +117,95 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_taken(url: str,
         await asyncio.sleep(0)  # so that it is on its way
         time.sleep(0.3)  # noqa: ASYNC251
         assert list(await entries(url, config.stream_key)) == [await writing]
+
+
+@asynccontextmanager
+async def tls_to(url: str, tmp_path: Path) -> AsyncIterator[Proxy]:
+    """A way over TLS, and the authority to be trusted in the file ``authority.pem``."""
+    authority, secure = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(secure)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    async with Proxy(url, secure=secure) as proxy:
+        yield proxy
+
+
+HUGE = 30_000_000
+"""More than the kernel keeps for a server that takes nothing."""
+
+
+@pytest.fixture
+async def server(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
+    """One that nobody else needs: it will be frozen."""
+    async with EmbeddedRedis(binary=rung.binary or None) as server:
+        yield server
+
+
+@contextmanager
+def frozen(server: EmbeddedRedis) -> Iterator[None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.fixture(params=["plain", "tls"])
+async def stuck(
+    request: pytest.FixtureRequest, server: EmbeddedRedis, config: QueueConfig, tmp_path: Path
+) -> AsyncIterator[RedisStreamsQueue]:
+    """A queue that is patient, and has a connection for large writes."""
+    async with AsyncExitStack() as stack:
+        to = f"{server.url}?socket_timeout=600"
+        if request.param == "tls":
+            proxy = await stack.enter_async_context(tls_to(server.url, tmp_path))
+            to = f"{proxy.url}?socket_timeout=600&ssl_ca_certs={tmp_path}/authority.pem"
+        queue = await stack.enter_async_context(RedisStreamsQueue.connect(to, config))
+        await queue.enqueue(payload(100_000))
+        yield queue
+
+
+async def test_what_a_cancelled_write_has_not_sent_is_never_sent(
+    server: EmbeddedRedis, stuck: RedisStreamsQueue, config: QueueConfig
+) -> None:
+    async def connections() -> int:
+        return len(str(await ask(server.url, "CLIENT", "LIST")).splitlines())
+
+    before = await connections()
+    with frozen(server):
+        writing = asyncio.create_task(stuck.enqueue(payload(HUGE)))
+        await asyncio.sleep(0.1)  # so that it is on its way; if it is not, it is not sent either
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+
+    async def is_gone() -> bool:
+        return await connections() < before
+
+    await eventually(is_gone, "its connection is gone")
+    assert await ask(server.url, "XLEN", config.stream_key) == 1
+
+
+async def test_a_large_write_to_a_frozen_server_ends_with_the_queue(
+    server: EmbeddedRedis, stuck: RedisStreamsQueue
+) -> None:
+    with frozen(server):
+        writing = asyncio.create_task(stuck.enqueue(payload(HUGE)))
+        await asyncio.sleep(0.1)  # so that it is on its way
+        async with asyncio.timeout(LONG):
+            await stuck.aclose()
+            with pytest.raises(QueueError):
+                await writing
+
+
+async def test_what_waits_beneath_tls_has_not_left(server: EmbeddedRedis, tmp_path: Path) -> None:
+    """Or a large write over a slow way would seem to stand still while it goes on."""
+    async with tls_to(server.url, tmp_path) as proxy:
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port, ssl=trusted)
+        view = KernelView(writer)
+        writer.write(bytes(HUGE))
+        assert view.unsent() > HUGE / 2  # nobody but the kernel had a turn to take anything
+        view.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+        assert view.unsent() == 0
