@@ -26,7 +26,8 @@ def checked(what: str, handler: _H, *given: str) -> _H:
     """``handler``, if it can be called with as many arguments as there are names in ``given``.
 
     ``ConfigError`` otherwise, and for generator functions, of which a call runs nothing. A decorated function is
-    judged by the outermost of its layers that says what it takes; what has no signature passes. Nothing is called.
+    judged by the outermost of its layers that says what it takes. Beneath one that takes anything, that may be more than
+    is given: a decorator may add to it. What has no signature passes. Nothing is called.
     """
     if not callable(handler):
         raise ConfigError(f"{what} must be callable, not {handler!r}")
@@ -44,10 +45,10 @@ def _makes_generators(function: object) -> bool:
 
 def _check_signature(what: str, handler: Callable[..., Any], given: tuple[str, ...]) -> None:
     layer = handler
-    for _ in range(_MOST_LAYERS):
+    for depth in range(_MOST_LAYERS):
         signature = _signature(layer)
         try:
-            signature.bind(*given)
+            (signature.bind_partial if depth else signature.bind)(*given)
         except TypeError as error:
             asked, found = ", ".join(given), f"{_name(handler)}{_text(signature)}"
             raise ConfigError(f"{what} is called with ({asked}), but it is {found}: {error}") from None

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import lru_cache, partial, wraps
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
@@ -112,6 +112,20 @@ def with_options(handler: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def with_session(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds an argument, and does not say what it takes."""
+
+    @wraps(handler)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return handler(*args, tx="tx", **kwargs)
+
+    return call
+
+
+@logged
+def logged_of_none() -> None: ...
+
+
 @logged
 def logged_of_one(message: Any) -> None: ...
 
@@ -126,6 +140,9 @@ async def given_more(message: Any, tx: Any) -> None: ...
 
 class Decorated:
     @logged
+    def none(self) -> None: ...
+
+    @logged
     def one(self, message: Any) -> None: ...
 
     @logged
@@ -134,7 +151,7 @@ class Decorated:
 
 class DecoratedCallable:
     @logged
-    def __call__(self, message: Any, tx: Any) -> None: ...
+    def __call__(self) -> None: ...
 
 
 def round_and_round(*args: Any) -> None: ...
@@ -171,8 +188,13 @@ class Bogus:
         given_more,
         logged(given_more),
         with_options(of_two),
+        with_session(of_two),
+        logged(with_session(of_two)),
+        partial(with_session(of_two)),
+        patch.object(Methods, "one")(of_two),
         partial(logged_of_two, tx=1),
         Decorated().one,
+        Decorated().two,
         Counting(plain),
         lru_cache(plain),
         round_and_round,
@@ -200,12 +222,12 @@ def test_what_takes_a_message_passes(handler: Any) -> None:
         (Callable2(), "Callable2", "(message, tx)"),
         (partial(plain, 1), "plain", "()"),
         (partial(of_two), "of_two", "(message, tx)"),
-        (logged_of_two, "logged_of_two", "(message, tx)"),
-        (logged(logged_of_two), "logged_of_two", "(message, tx)"),
+        (logged_of_none, "logged_of_none", "()"),
+        (logged(logged_of_none), "logged_of_none", "()"),
         (partial(logged_of_one, "a"), "logged_of_one", "()"),
-        (Decorated().two, "Decorated.two", "(message, tx)"),
-        (DecoratedCallable(), "DecoratedCallable", "(message, tx)"),
-        (Counting(of_two), "of_two", "(message, tx)"),
+        (Decorated().none, "Decorated.none", "()"),
+        (DecoratedCallable(), "DecoratedCallable", "()"),
+        (Counting(of_nothing), "of_nothing", "()"),
         (lru_cache(of_nothing), "of_nothing", "()"),
         (str.replace, "str.replace", "(self, old, new"),
     ],
