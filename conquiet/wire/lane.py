@@ -61,7 +61,7 @@ class Lane:
             return
         if line.forks != forks():
             leave_behind(line)  # closed here, it would be closed for the parent as well
-        else:
+        elif not line.loop.is_closed():  # with that loop it has ended, and nobody waits any more
             await line.aclose()
 
     def _here(self) -> Line:

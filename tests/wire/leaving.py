@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ __all__ = [
     "balancer",
     "broker",
     "closing",
+    "closing_on_another_loop",
     "inherited_loop",
     "job_store",
     "on_another_loop",
@@ -164,6 +166,25 @@ def closing(url: str, stream: str) -> None:
 
     asyncio.run(main())
     say("fine")
+
+
+def closing_on_another_loop(url: str, stream: str) -> None:
+    """The loop on which it was used is closed, with calls on their way and in line that nobody has cancelled."""
+    queue = _queue(url, stream)
+    calls: list[asyncio.Task[str]] = []
+
+    async def leave() -> None:
+        await queue.enqueue({"n": 0})
+        assert await queue.read()
+        calls.extend(asyncio.get_running_loop().create_task(queue.enqueue({"n": number})) for number in (1, 2))
+        await asyncio.sleep(0)  # so that one is on its way
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    loop.close()
+    asyncio.run(queue.aclose())
+    say("fine")
+    os._exit(0)  # what the loop has left would be complained about
 
 
 def inherited_loop(url: str, stream: str) -> None:
