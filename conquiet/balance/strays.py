@@ -87,6 +87,8 @@ class Strays:
         if self.pause > 0:
             return
         async with self._asking:
+            if self.pause > 0:
+                return  # somebody else has looked meanwhile
             looks, after = self.looks, _FIRST
             while after:
                 asked = self._ledger.clock.monotonic()

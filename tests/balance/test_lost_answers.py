@@ -124,6 +124,16 @@ async def test_what_reached_the_server_late_is_found_a_heartbeat_later(crew: Cre
     assert strays.looks == 0
 
 
+async def test_whoever_waits_for_a_look_takes_it_for_his_own(crew: Crew) -> None:
+    """Were each to look, the second look would follow at once, and not find what reaches the server late."""
+    member = await crew.join("member")
+    await member.has_looked()
+    strays = member.balancer._consumer.strays
+    strays.doubt()
+    await asyncio.gather(*(strays.settle() for _ in range(2)))
+    assert strays.looks == 1
+
+
 async def test_an_owner_and_a_server_that_lost_its_last_writes_agree_again(crew: Crew) -> None:
     """The server has the same owner in an epoch before: it is given the stream in a new one."""
     member = await crew.join("member", lease_ttl=FAR, sweep_interval=FAR)
