@@ -26,8 +26,8 @@ def checked(what: str, handler: _H, *given: str) -> _H:
     """``handler``, if it can be called with as many arguments as there are names in ``given``.
 
     ``ConfigError`` otherwise, and for generator functions, of which a call runs nothing. A decorated function is
-    judged by the outermost of its layers that says what it takes. Beneath one that takes anything, that may be more than
-    is given: a decorator may add to it. What has no signature passes. Nothing is called.
+    judged by the outermost of its layers that says what it takes. Beneath one that takes anything, that may be more
+    than is given: a decorator may add to it. What has no signature passes. Nothing is called.
     """
     if not callable(handler):
         raise ConfigError(f"{what} must be callable, not {handler!r}")
