@@ -140,6 +140,10 @@ async def test_no_call_reads_more_because_they_are_large(
     assert sorted(seen) == sorted(ids)
     _, _, sent = await work(server.url, store.settle(QUEUE, told[:5]))
     assert sent < 10_000
+    for stale in (store.settle(QUEUE, told), store.renew(QUEUE, [Lease.of(job) for job in jobs], 30_000)):
+        await work(server.url, stale)
+        # A script that read what they are now would read every result.
+        assert "cmdstat_hmget" not in await ask(server.url, "INFO", "commandstats")
     _, _, sent = await work(server.url, store.purge(QUEUE, JobState.SUCCEEDED, Keep(0, 0)))
     assert sent < 10_000
 

@@ -84,3 +84,22 @@ local function known_of(ids)
   end
   return lists
 end
+
+-- The records of those that have a lease, as only jobs in flight have; false for the others, which are not even read: a
+-- finished job's record has its result, of whatever size.
+local function leased_records(ids)
+  local their, at_of, found = {}, {}, {}
+  for from = 1, #ids, 4000 do
+    local untils = redis.call('ZMSCORE', leases, unpack(ids, from, math.min(from + 3999, #ids)))
+    for at, until_ms in ipairs(untils) do
+      local place = from + at - 1
+      found[place] = false
+      if until_ms then
+        their[#their + 1] = ids[place]
+        at_of[#their] = place
+      end
+    end
+  end
+  for at, text in ipairs(values_of(records, their)) do found[at_of[at]] = text end
+  return found
+end

@@ -10,7 +10,7 @@ go_on_when_full(jobs)
 local until_ms = now_ms(ARGV[1]) + tonumber(ARGV[2])
 local ids, replies, leased = {}, {}, {}
 for at = 3, #ARGV, 2 do ids[#ids + 1] = ARGV[at] end
-for at, text in ipairs(values_of(records, ids)) do
+for at, text in ipairs(leased_records(ids)) do
   local token = text and string.match(text, '^I %- %d+ (%S+) ')
   replies[at] = 0
   if token and token == ARGV[2 + 2 * at] then

@@ -39,7 +39,7 @@ local apply = {
 }
 
 local replies, is_settled, now_digits, succeeds = {}, {}, in_digits(now), string.format('S %d ', now)
-for place, text in ipairs(values_of(records, ids)) do
+for place, text in ipairs(leased_records(ids)) do
   local id, start = ids[place], starts[place]
   local rest, token = string.match(not is_settled[id] and text or '', '^I %- (%d+ (%S+) .*)$')
   replies[place] = 0
