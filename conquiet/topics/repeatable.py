@@ -197,6 +197,8 @@ class Appender:
         stream, call = self._call(chunk)
         status, count, *more = await self._sent(chunk, stream, call)
         kept = self._topic.retention
+        while status == b"FULL" and more[0]:  # what is finished makes room step by step
+            status, count, *more = await self._sent(chunk, stream, call)
         if status == b"FULL" and await retention.make_room(self._site, self._topic, chunk.partition, len(chunk.kinds)):
             status, count, *more = await self._sent(chunk, stream, call)
         if status == b"FULL":

@@ -311,6 +311,19 @@ async def test_a_full_partition_refuses_a_chunk_as_a_whole(stage: Stage) -> None
     assert await payloads(stage, topic) == ["2", "3", "4", "5", "6"]
 
 
+@pytest.mark.any_server
+async def test_finished_entries_make_room_however_large_they_are(stage: Stage) -> None:
+    """More of them have to go than one call removes."""
+    topic = await stage.topic(max_len=30, on_full="reject")
+    await stage.create_group(topic, "billing")
+    await stage.add(topic, 30, 0, b'"%s"' % (b"x" * 1_000_000))
+    await stage.ack(topic, "billing", *await stage.read(topic, "billing", 29))
+    assert await append(stage.site, topic, ONCE, [chunk(0, *range(29))]) == Appended(29)
+    assert (await payloads(stage, topic))[1:] == [str(number) for number in range(29)]
+    with pytest.raises(TopicFullError, match="holds 30 unfinished entries"):
+        await append(stage.site, topic, ONCE, [chunk(1, 1)])
+
+
 async def test_what_a_full_partition_has_can_be_repeated(stage: Stage) -> None:
     topic = await stage.topic(max_len=2, on_full="reject")
     await stage.create_group(topic, "billing")

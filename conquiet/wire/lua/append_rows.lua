@@ -4,7 +4,8 @@
 -- ARGV   offset ms, place or '' if rows have IDs, digest of the chunk, ms to remember it, ms to remember the batch
 --        before or '' to leave that alone, most entries or -1, 'reject' or 'drop' at that or 'grow', timestamp,
 --        a digit a row: 1 key + 2 headers + 4 ID, then of each row the payload and those, all in one MessagePack array
--- RETURNS {'OK' | 'AGAIN' | 'DIFFERS', rows appended, unfinished entries dropped} | {'FULL', entries}
+-- RETURNS {'OK' | 'AGAIN' | 'DIFFERS', rows appended, unfinished entries dropped}
+--         | {'FULL', entries, entries that were removed; if any, another call may remove more}
 --#include clock
 --#include rows
 --#include bound
@@ -81,8 +82,8 @@ if limit >= 0 and full == 'reject' and count > 0 then
   if not bound then
     full = 'drop' -- with no group there is nobody who could miss an entry, of these rows neither
   elseif over > 0 then
-    over = over - remove_oldest(stream, trim, math.min(over, room + count), bound, now, {})
-    if over > 0 then return {'FULL', redis.call('XLEN', stream)} end
+    local gone = remove_oldest(stream, trim, math.min(over, room + count), bound, now, {})
+    if over > gone then return {'FULL', redis.call('XLEN', stream), gone} end
   end
 end
 append_all()
