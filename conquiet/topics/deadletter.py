@@ -204,8 +204,11 @@ async def collect(site: Site, topic: Topic, groups: Sequence[str]) -> None:
             page = groups[start : start + _PAGE]
             asked = [xlen(site.keys.outbox(stream, group)) for group in page]
             for group, waiting in zip(page, await site.link.call_many(stream, asked), strict=True):
-                if waiting:
-                    await forward(site, topic, index, group)
+                if isinstance(waiting, Exception):
+                    site.link.refuse(stream, waiting)
+                for _ in range(0, waiting, _PAGE):
+                    if await forward(site, topic, index, group, _PAGE) < _PAGE:
+                        break  # that was all, or somebody else is at it
 
 
 def _words(chunk: Sequence[Entry]) -> Iterator[bytes | int]:

@@ -425,6 +425,17 @@ async def test_dead_letters_are_listed_replayed_and_purged(stage: Stage, admin: 
     assert (await admin.describe_group("orders", "shipping")).pending == 2
 
 
+@pytest.mark.any_server
+async def test_letters_that_wait_in_great_number_are_all_found(stage: Stage, admin: Admin) -> None:
+    """Their owner is gone, and has forwarded none of them."""
+    held = await stage.acquire(await stage.topic(), "billing")
+    await stage.add(held.topic, 250)
+    ids, _ = await stage.take(held, 250)
+    await stage.bury(held, *ids)
+    await stage.release(held)
+    assert [letter.original_id for letter in await admin.dead_letters("orders", 1000)] == ids
+
+
 # --- changing -----------------------------------------------------------------------------------------------------
 
 
