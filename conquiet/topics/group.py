@@ -247,7 +247,8 @@ class Member:
         if self._site.clock.monotonic() >= self._look_at:
             return True
         key = self._site.keys.generation(self._topic_name, self._group)
-        generation = await self._site.link.call(key, pack("GET", key))
+        # One that a deletion left behind runs out though there is a group of that name again.
+        generation = await self._site.link.call(key, pack("GET", key)) or b"0"
         return bool(generation != self._generation)
 
     async def _rebalance(self) -> None:

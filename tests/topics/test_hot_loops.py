@@ -11,7 +11,9 @@ import pytest
 from conquiet import Broker, Message, Outgoing, Retry, SubscribeOptions
 from conquiet.kit.clock import Clock
 from conquiet.wire.keys import Keys
+from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
+from tests.rigs.waiting import eventually
 from tests.topics.consuming import stays_below
 
 pytestmark = pytest.mark.any_server
@@ -65,6 +67,20 @@ async def test_a_backlog_behind_a_slow_handler_is_not_asked_for(broker: Broker, 
         await running.wait()
         before = proxy.count(b"XREAD\r\n")
         await stays_below(30, lambda: proxy.count(b"XREAD\r\n") - before, "waits for news")
+
+
+async def test_a_group_that_was_deleted_once_is_not_looked_at_all_the_time(
+    broker: Broker, proxy: Proxy, keys: Keys, url: str
+) -> None:
+    """What tells members of the deletion runs out an hour later, whoever is a member by then."""
+
+    async def handle(message: Message) -> None: ...
+
+    async with broker.subscribe("orders", group="g", handler=handle, options=patient(lease_ttl=300.0)):
+        await ask(url, "DEL", keys.generation("orders", "g"))
+        before = proxy.count(b"HMGET\r\n")
+        await eventually(lambda: proxy.count(b"HMGET\r\n") > before, "it is noticed")
+        await stays_below(3, lambda: proxy.count(b"HMGET\r\n") - before, "looks at the leases")
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="looks a thousand times a second at what is due")
