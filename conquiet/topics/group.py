@@ -132,7 +132,7 @@ class Member:
 
     async def join(self) -> None:
         """Make sure that topic and group exist, become a member and take what is free."""
-        topic = await self._registry.look(self._name)
+        topic = await self._grown(await self._registry.look(self._name))
         refuse_spark(topic, self._group)
         self._topic = topic
         if self._topic.legacy and self._options.retry.mode == "requeue":
@@ -284,14 +284,18 @@ class Member:
                 raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
             found = await self._registry.restore(self.topic)
             await self._ensure_group(found, "0-0")
-        found = await self._heed_spark(found)
-        if found.next_count is not None and self._site.clock.monotonic() > found.switch_at + growth.OVERDUE:
-            await growth.finish_growth(self._site, self._registry, found)
-            found = await self._registry.look(self._topic_name)
+        found = await self._grown(await self._heed_spark(found))
         if found.partitions > self.topic.partitions:
             _log.info("topic %r grew to %d partitions", found.name, found.partitions)
         self._topic = found
         return found
+
+    async def _grown(self, topic: Topic) -> Topic:
+        """The topic, with a growth completed whose author is not heard of any more."""
+        if topic.next_count is None or self._site.clock.monotonic() <= topic.switch_at + growth.OVERDUE:
+            return topic
+        await growth.finish_growth(self._site, self._registry, topic)
+        return await self._registry.look(topic.name)
 
     async def _heed_spark(self, topic: Topic) -> Topic:
         """The topic, unless its meta says that the group is a Spark query's.

@@ -11,6 +11,7 @@ All groups are on a new partition before it can be written to: until then retent
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
 from conquiet.errors import ConfigError, UnknownTopicError
@@ -76,11 +77,10 @@ async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
     ends = [stand.end for stand in stands]
     step = codec.encode({"before": topic.partitions, "after": topic.next_count, "ends": ends})
     key = site.keys.meta(topic.name)
-    await site.run(key, _COMMIT([key], site.clock.offset_ms, topic.partitions, topic.next_count, step))
-    listed = site.keys.partitions(topic.name)
-    streams = [topic.stream(site.keys, index) for index in range(topic.next_count)]
-    await site.link.call(listed, pack("SADD", listed, *streams))
+    committed = await site.run(key, _COMMIT([key], site.clock.offset_ms, topic.partitions, topic.next_count, step))
     registry.forget(topic.name)
+    if committed:  # else somebody else has completed it, or the topic is gone
+        await registry.enlist(replace(found, partitions=topic.next_count))
     await _call_all(site, topic.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -13,10 +14,13 @@ from conquiet.topics.options import Retention, TopicDefaults
 from conquiet.topics.partitioner import NAMED
 from conquiet.topics.site import Site
 from conquiet.wire.keys import Keys, name
+from conquiet.wire.link import is_for_want_of_memory
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack
 
 __all__ = ["FRESH", "Growth", "LegacyTopic", "Registry", "Topic", "TopicLike", "checked_topic", "id_order"]
+
+_log = logging.getLogger("conquiet.topics")
 
 FRESH: Final = 1.0
 """For how many seconds a producer goes by what it knows of a topic. Growth waits longer than that."""
@@ -140,7 +144,7 @@ class Registry:
             defaults = self._auto_create
             found = await self.create(topic, defaults.partitions, defaults.retention, defaults.partitioner)
         elif not found.legacy:
-            await self._register(found)
+            await self.enlist(found)
         return found
 
     async def look_up(self, topic: str) -> Topic | None:
@@ -182,7 +186,7 @@ class Registry:
         now, *meta = await self._site.run(key, call)
         self.forget(topic.name)
         found = self._topic(topic.name, meta, int(now), asked)
-        await self._register(found)
+        await self.enlist(found)
         return found
 
     def forget(self, topic: str) -> None:
@@ -195,11 +199,21 @@ class Registry:
         key = self._site.keys.registry
         return sorted(member.decode() for member in await self._site.link.call(key, pack("SMEMBERS", key)))
 
-    async def _register(self, topic: Topic) -> None:
-        # The meta makes the topic; these two only list it, and are written again by everyone who finds it, so
-        # that a crash between them does no harm.
+    async def enlist(self, topic: Topic) -> None:
+        """List a topic and its streams; where the server has no memory for that, whoever finds it later does."""
+        # The meta makes the topic; these two only list it, so that a crash between them does no harm.
         if self._registered.get(topic.name) == topic.partitions:
             return
+        try:
+            await self._enlist(topic)
+        except QueueError as error:
+            if not is_for_want_of_memory(error):
+                raise
+            _log.warning("topic %r is not listed yet: %s", topic.name, error)
+        else:
+            self._registered.keep(topic.name, topic.partitions)
+
+    async def _enlist(self, topic: Topic) -> None:
         keys = self._site.keys
         link, key = self._site.link, keys.partitions(topic.name)
         # Asked first: a server whose memory is full refuses to list again what is listed.
@@ -207,7 +221,6 @@ class Registry:
             await link.call(keys.registry, pack("SADD", keys.registry, topic.name))
         if await link.call(key, pack("SCARD", key)) != topic.partitions:
             await link.call(key, pack("SADD", key, *topic.streams(keys)))
-        self._registered.keep(topic.name, topic.partitions)
 
     def _topic(self, topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
         fields = dict(zip(meta[::2], meta[1::2], strict=True))

@@ -35,7 +35,7 @@ class Health:
     """How a subscription is doing, for probes.
 
     ``healthy`` is false once it has ended, while the server does not answer, and while trimming or the forwarding of
-    dead letters fails.
+    dead letters fails unexpectedly.
     """
 
     healthy: bool

@@ -12,6 +12,7 @@ from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
     MovedError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     TryAgainError,
@@ -29,7 +30,7 @@ from conquiet.wire.streams import pack
 from conquiet.wire.topology import topology_of
 from conquiet.wire.waiting import WaitingLane
 
-__all__ = ["Link"]
+__all__ = ["Link", "is_for_want_of_memory"]
 
 _CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
@@ -40,6 +41,11 @@ _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
 _DEMOTED: Final = "-READONLY"
 """How Redis 6.2 says, in an error of another kind, that a script wanted to write at a replica."""
 _NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDownError, MasterDownError)
+
+
+def is_for_want_of_memory(error: QueueError) -> bool:
+    """Whether a server refused a command because its memory is full."""
+    return isinstance(error.__cause__, OutOfMemoryError)
 
 
 class Link:

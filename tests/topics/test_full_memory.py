@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
 from conquiet.topics import retention
 from conquiet.topics.admin import Admin
+from conquiet.topics.growth import grow
+from conquiet.topics.progress import adopt_group
 from conquiet.topics.registry import Registry
 from conquiet.topics.repeatable import Appender, Chunk, Write, begin
 from conquiet.topics.site import Site
@@ -26,6 +29,7 @@ from tests.rigs.asking import ask
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient
 from tests.topics.staging import Stage, hurried
+from tests.topics.stepping import Stepped
 
 pytestmark = pytest.mark.guarantee
 
@@ -141,6 +145,48 @@ async def test_what_frees_memory_goes_on(stage: Stage, own: EmbeddedRedis, admin
     assert await admin.trim(ORDERS) == 1
     await hurried(clock, admin.delete_topic(ORDERS))
     assert await admin.list_topics() == []
+
+
+@pytest.mark.parametrize("when", ["before the consumer", "while it is there"])
+async def test_a_growth_that_was_announced_is_completed(
+    broker: Broker, own: EmbeddedRedis, stage: Stage, clock: ManualClock, when: str
+) -> None:
+    """Until then no group may take what is new, and nothing that is taken could make room."""
+    topic = await stage.registry.look(ORDERS)
+    await adopt_group(stage.site, stage.registry, topic, "query", {})
+    async with broker.subscribe(ORDERS, group="g", handler=Recorder(), options=impatient()):
+        pass
+    await broker.send_batch(ORDERS, [Outgoing(number) for number in range(50)])
+
+    async def announce() -> None:
+        work = Stepped(stage.site, lambda site, registry: grow(site, registry, ORDERS, 3))
+        while (await stage.registry.look(ORDERS)).next_count is None:
+            assert await work.step()
+        await work.die()
+        await fill(own)
+        clock.advance(10)
+
+    if when == "before the consumer":
+        await announce()
+
+    async def has_grown() -> bool:
+        return (await stage.registry.look(ORDERS)).partitions == 3
+
+    gate = asyncio.Event()
+    seen = Recorder(lambda message: _passed(gate))
+    async with broker.subscribe(ORDERS, group="g", handler=seen, options=impatient(max_inflight=5)):
+        if when == "while it is there":
+            await announce()
+        await eventually(has_grown, "the growth to be completed")
+        gate.set()
+        await seen.saw(50)
+        await finished(broker, ORDERS, "g")
+    for stream in (stage.stream(topic, 1), stage.stream(topic, 2)):
+        assert {row[1] for row in await stage.call(stream, "XINFO", "GROUPS", stream)} == {b"g", b"query"}
+
+
+async def _passed(gate: asyncio.Event) -> None:
+    await gate.wait()
 
 
 # --- what does not ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 -- decides for the whole script.
 
 -- To be called before all other writes by what settles or frees: from here on nothing is refused. Changes nothing; the
--- key is one that never has a time to live, whatever its type, there or not.
+-- key is one that has no time to live, or is not to have it any more, whatever its type, there or not.
 local function go_on_when_full(key)
   redis.call('PERSIST', key)
 end

@@ -6,6 +6,7 @@
 --        unless it was deleted from there since a server's time, that time in ms
 -- RETURNS {'OK', ID where the group stood or '' if it is new} | {'BUSY', owner or '', consumers, pending, parked}
 --#include clock
+--#include full_memory
 --#include lease
 --#include rows
 --#include position
@@ -21,6 +22,7 @@ local before = there and there['last-delivered-id'] or ''
 local deleted = tonumber(redis.call('HGET', lease, 'deleted_ms') or 0)
 local is_gone = action == 'extend' and not there and deleted >= tonumber(since)
 if action == 'look' or is_gone then return {'OK', before} end
+if action == 'extend' then go_on_when_full(lease) end -- lest a growth is not completed
 if not there then
   redis.call('XGROUP', 'CREATE', stream, group, '0-0', 'MKSTREAM')
   there = group_row(stream, group)
