@@ -129,10 +129,10 @@ async def main() -> None:
         found = await topics(server.url)
         async with RedisStore.connect(server.url) as store:
             found |= await jobs("jobs on Redis", store, 20_000)
-    os.sched_setaffinity(0, set(cores))
     with LocalPostgres(settings={"shared_buffers": "256MB"}) as postgres:
+        # Its processes, which are made for connections, are where it is: not on the core of this one.
         pid = int(Path(postgres.directory, "data", "postmaster.pid").read_text().split()[0])
-        os.sched_setaffinity(pid, set(cores))
+        os.sched_setaffinity(pid, {cores[-1]})
         table = PostgresStore.connect(postgres.dsn)
         await table.migrate()
         async with table:
