@@ -107,14 +107,11 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def system(session: nox.Session) -> None:
-    """Real processes, kills and restarts, at full size."""
-    arguments = [
-        "tests/system",
-        "tests/spark/test_kill.py",
-        "tests/topics/test_boundaries.py",
-        "--timeout=1200",
-        *session.posargs,
-    ]
+    """Real processes, kills and restarts, and every fault at every step, at full size."""
+    patterns = ("*/test_boundaries.py", "*/test_calls.py", "*/test_cancelled_*.py", "contracts/test_full_memory*.py")
+    faults = [path for one in (*patterns, "contracts/test_lost_writes_*.py") for path in Path("tests").glob(one)]
+    files = ["tests/system", "tests/spark/test_kill.py", *map(str, sorted(faults))]
+    arguments = [*files, "--timeout=1200", *session.posargs]
     Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_SCALE="1")
 
 

@@ -9,6 +9,7 @@
      │    ├── GroupLostError            somebody removed a consumer group while it was in use
      │    └── TopicFullError            a topic that rejects writers at its limit has reached it
      ├── ConfigError                    what the caller passed cannot be meant (also a ``ValueError``)
+     │    ├── JobStateError             a job's state does not allow what was asked for; nothing was changed
      │    ├── PayloadError              a payload that JSON would change or cannot carry
      │    ├── UnknownJobError           there is no job of that ID
      │    └── UnknownTopicError         there is no topic of that name
@@ -43,6 +44,7 @@ __all__ = [
     "DataLostError",
     "DuplicateJobError",
     "GroupLostError",
+    "JobStateError",
     "LeaseError",
     "LeaseLostError",
     "MalformedMessageError",
@@ -109,6 +111,10 @@ class TopicFullError(QueueError):
 
 class ConfigError(ConquietError, ValueError):
     """A setting, name or argument is outside its rule; the message names the value and the rule."""
+
+
+class JobStateError(ConfigError):
+    """A job's state does not allow what was asked for, such as a replay of a job that is in flight; nothing changed."""
 
 
 class PayloadError(ConfigError):

@@ -26,6 +26,7 @@ from conquiet.jobs.stores.postgres import looking
 from conquiet.sync import EmbeddedRedis
 from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
+from tests.rigs.sizing import SCALE
 from tests.rigs.waiting import held
 
 IS_FAST_LANE = os.environ.get("CONQUIET_TEST_LANE") == "fast"
@@ -37,9 +38,9 @@ if IS_FAST_LANE:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Fixtures that some modules name as a plugin and others import: whichever comes first.
+# What modules beside the tests assert is told as theirs is: a failure that nobody can repeat has to explain itself.
 pytest.register_assert_rewrite(
-    "tests.contracts.jobs_fixtures", "tests.jobs.postgres_fixtures", "tests.system.jobs_fixtures"
+    *(f"tests.{room}" for room in ("balance", "contracts", "jobs", "queue", "sync", "system", "topics", "upgrades"))
 )
 
 
@@ -170,7 +171,7 @@ async def queue(url: str, config: QueueConfig) -> AsyncIterator[RedisStreamsQueu
 @pytest.fixture(scope="session")
 def scale() -> float:
     """How much of the full size the long tests run at."""
-    return float(os.environ.get("CONQUIET_TEST_SCALE", "0.1"))
+    return SCALE
 
 
 @pytest.fixture(autouse=True)

@@ -85,6 +85,29 @@ async def test_what_was_not_confirmed_is_not_counted(proxy: Proxy, sending: Send
     assert sending.count() == before
 
 
+@pytest.mark.parametrize(("how", "counted"), [("refused", 1), ("cut", 0)])
+async def test_an_acknowledgment_that_was_not_confirmed_is_not_counted(
+    proxy: Proxy, config: QueueConfig, how: str, counted: int
+) -> None:
+    """Made again, it counts if it had not been done before."""
+
+    def acked() -> float:
+        return value("conquiet_queue_messages_ack_total", stream=config.stream_key) or 0
+
+    async with RedisStreamsQueue.connect(proxy.url, config) as queue:
+        await queue.enqueue(TAKEN)
+        [message] = await queue.read(block_ms=1000)
+        if how == "cut":
+            proxy.cut(b"XACK")
+        else:
+            proxy.refuse(b"XACK", b"-ERR not now\r\n")
+        with pytest.raises(QueueError):
+            await queue.ack(message)
+        assert acked() == 0
+        await queue.ack(message)
+        assert acked() == counted
+
+
 async def test_a_read_that_was_stopped_before_it_was_sent_is_not_counted(proxy: Proxy, config: QueueConfig) -> None:
     def reads() -> float | None:
         return value("conquiet_queue_read_latency_seconds_count", stream=config.stream_key)

@@ -69,6 +69,14 @@ def test_the_public_names_are_complete() -> None:
     assert there - {"annotations"} == set(conquiet.__all__)
 
 
+def test_former_names_stay() -> None:
+    assert conquiet.Keep is conquiet.JobRetention
+    store = conquiet.RedisStore("redis://localhost:1", namespace="blue")
+    assert store.apart()._namespace == "blue"
+    memory = conquiet.MemoryStore()
+    assert memory.apart() is memory
+
+
 def test_every_error_is_public() -> None:
     errors = importlib.import_module("conquiet.errors")
     assert set(errors.__all__) <= set(conquiet.__all__)

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
+import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, Unpack
 
 from conquiet.balance.consumer import Consumer
 from conquiet.balance.events import StreamAdded, StreamDisowned, StreamEvent
 from conquiet.balance.lease import StreamLease
 from conquiet.balance.ledger import Ledger
-from conquiet.balance.options import BalanceOptions, KeyspaceHint
+from conquiet.balance.options import BalanceKeywords, BalanceOptions
 from conquiet.balance.running import Runner, StreamHandler
 from conquiet.errors import ConfigError, StreamNotOwnedError
 from conquiet.kit import rules
-from conquiet.kit.clock import SYSTEM_CLOCK, Clock
-from conquiet.kit.ids import incarnation, process_name
-from conquiet.kit.loopthread import forks
-from conquiet.kit.service import Background
-from conquiet.kit.signals import stop_on_signals
+from conquiet.kit.ids import incarnation
+from conquiet.kit.lifecycle import Life
+from conquiet.kit.options import takes
+from conquiet.kit.service import MOMENT, to_its_end
 from conquiet.wire.address import Address, AddressLike
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 
 __all__ = ["StreamBalancer"]
 
+_log = logging.getLogger("conquiet.balance")
 _LONGEST_NAME: Final = 1024
 
 
@@ -45,89 +45,31 @@ class StreamBalancer:
     ``rebalance`` it also gives away what is more than that when others join; by default only :meth:`run` does. With
     ``progress_timeout`` a stream is not held for longer than that without a sign that work on it goes on.
 
-    Lost streams are found by looking at the deadlines of all leases. ``keyspace_hint="listen"`` makes it look at once
-    when the server tells of one, too; ``"enable"`` also asks the server to tell, and leaves its other notifications.
+    A consumer finds lost streams by looking at the deadlines of all leases. ``keyspace_hint="listen"`` makes it look at
+    once when the server notifies it; ``"enable"`` also turns these notifications on, and leaves the others as they are.
     """
 
     _lease_type: ClassVar[type[StreamLease]] = StreamLease
 
-    def __init__(
-        self,
-        client: AddressLike,
-        *,
-        service: str,
-        consumer: str | None = None,
-        lease_ttl: float = 15.0,
-        max_streams: int = 1000,
-        auto_claim: bool = False,
-        rebalance: bool | None = None,
-        progress_timeout: float | None = None,
-        sweep_interval: float | None = None,
-        event_buffer: int = 1000,
-        keyspace_hint: KeyspaceHint | None = None,
-        handle_signals: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        options = BalanceOptions(
-            service=service,
-            consumer=_default_consumer() if consumer is None else consumer,
-            lease_ttl=lease_ttl,
-            max_streams=max_streams,
-            auto_claim=auto_claim,
-            rebalance=rebalance,
-            progress_timeout=progress_timeout,
-            sweep_interval=sweep_interval,
-            event_buffer=event_buffer,
-            keyspace_hint=keyspace_hint,
-            handle_signals=handle_signals,
-            clock=clock,
-        )
-        self._options = options
-        self._me = f"{options.consumer}#{incarnation()}"
-        self._ledger = Ledger(Link(Address.of(client)), BalanceKeys(service), self._me, options.lease_ttl, clock)
-        self._consumer = Consumer(self._ledger, options, self._lease_type)
-        self._holding = self._consumer.holding
-        self._background = Background()
-        self._signals = ExitStack()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._is_open = False
-        self._forks = forks()
+    @takes(BalanceOptions)
+    def __init__(self, client: AddressLike, **options: Unpack[BalanceKeywords]) -> None:
+        self._options = taken = BalanceOptions(**options)
+        self._me = f"{taken.name}#{incarnation()}"
+        link = Connections(Address.of(client))
+        self._ledger = Ledger(link, BalanceKeys(taken.service), self._me, taken.lease_ttl, taken.clock)
+        self._consumer = Consumer(self._ledger, taken, self._lease_type)
+        name = f"consumer {self._me!r} of service {taken.service!r}"
+        stop = partial(self._consumer.terminate, "stopped")
+        self._life = Life(name, _log, handle_signals=taken.handle_signals, on_stop=stop)
+        self._open = ExitStack()
+        self._drained = 0.0
+        """Seconds of its drain time that the handlers had when the last run ended."""
 
     @classmethod
-    def connect(
-        cls,
-        url: str,
-        *,
-        service: str,
-        consumer: str | None = None,
-        lease_ttl: float = 15.0,
-        max_streams: int = 1000,
-        auto_claim: bool = False,
-        rebalance: bool | None = None,
-        progress_timeout: float | None = None,
-        sweep_interval: float | None = None,
-        event_buffer: int = 1000,
-        keyspace_hint: KeyspaceHint | None = None,
-        handle_signals: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> Self:
+    @takes(BalanceOptions)
+    def connect(cls, url: str, **options: Unpack[BalanceKeywords]) -> Self:
         """A consumer of the service at the server of that URL."""
-        return cls(
-            url,
-            service=service,
-            consumer=consumer,
-            lease_ttl=lease_ttl,
-            max_streams=max_streams,
-            auto_claim=auto_claim,
-            rebalance=rebalance,
-            progress_timeout=progress_timeout,
-            sweep_interval=sweep_interval,
-            event_buffer=event_buffer,
-            keyspace_hint=keyspace_hint,
-            handle_signals=handle_signals,
-            clock=clock,
-        )
+        return cls(url, **options)
 
     @property
     def consumer(self) -> str:
@@ -137,24 +79,21 @@ class StreamBalancer:
     @property
     def owned(self) -> Mapping[str, StreamLease]:
         """The streams that it owns now."""
-        return {lease.stream: lease for lease in self._holding.leases()}
+        return {lease.stream: lease for lease in self._consumer.streams.leases}
 
     # --- life -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to look for streams. ``async with`` does it; whoever only adds streams needs not."""
+        """Begin to look for streams. ``async with`` does it; a producer that only adds streams need not."""
         self._check_process()
-        if self._is_open or self._closing is not None:
+        if self._life.is_lived or self._life.is_leaving:
             raise ConfigError("a balancer can be entered once: make another")
-        self._is_open = True
-        self._loop = asyncio.get_running_loop()
+        self._open.enter_context(self._life.lived())
         try:
             await self._consumer.open()
         except BaseException:
             await self.aclose()
             raise
-        if self._options.handle_signals:
-            self._signals.enter_context(stop_on_signals(self.stop))
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -167,29 +106,29 @@ class StreamBalancer:
 
     def stop(self) -> None:
         """Let ``events`` and ``run`` end; returns at once, safe from any thread and from signal handlers."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # that loop has been closed, and all is over
-                self._loop.call_soon_threadsafe(self._consumer.terminate, "stopped")
+        self._life.stop()
 
     async def aclose(self) -> None:
-        """Release what is owned, unfinished as it is, and leave. Takes a few seconds at most; may be called again.
+        """Release what is owned, unfinished as it is, and leave; may be called again.
 
-        In a forked child it releases nothing: what is owned is the parent's.
+        Takes ``drain_timeout`` plus a second at most: what could not be released by then, since the server does not
+        answer, others have when its lease has run out. Cancelled meanwhile, it leaves all the same, and raises the
+        cancellation afterwards. In a forked child it releases nothing: what is owned is the parent's.
         """
-        if self._forks != forks():
+        if self._life.is_inherited:
             await self._ledger.link.aclose()
             return
-        if self._closing is None:
-            self._signals.close()
+        was_open = self._life.is_lived
+        if not self._life.is_leaving:
             self._consumer.terminate("closed")
-            # A task of its own: who is cancelled while it waits for the end leaves nothing half done.
-            self._closing = self._background.start(self._consumer.aclose(was_open=self._is_open), "close")
-        await asyncio.shield(self._closing)
+        with self._open.pop_all():
+            seconds = max(self._options.drain_timeout - self._drained, 0.0)
+            await self._life.leave(partial(self._consumer.drain, was_open), self._consumer.close, seconds)
 
     # --- producing --------------------------------------------------------------------------------------------
 
     async def add_stream(self, stream: str, info: Mapping[str, Any] | None = None) -> str:
-        """Hand a stream in to be owned by somebody; the ID of its entry. Unfinished ones are not added again."""
+        """Add a stream for a consumer to own; returns the ID of its entry. An unfinished one is not added again."""
         name = _stream(stream)
         if info is not None and not isinstance(info, Mapping):
             raise ConfigError(f"info must be a mapping, not {info!r}")
@@ -203,15 +142,15 @@ class StreamBalancer:
     async def events(self) -> AsyncIterator[StreamEvent]:
         """What happens to streams, until exactly one ``StreamTerminated`` ends it."""
         self._check_process()
-        if self._closing is None:  # what is closed still tells what it has to
+        if not self._life.is_leaving:  # what is closed still tells what it has to
             self._check_open()
-        while (event := await self._consumer.outlet.next()) is not None:
+        while (event := await self._consumer.event_buffer.next()) is not None:
             yield event
 
     async def claim(self, stream: str) -> StreamLease:
-        """Own a stream that nobody has; ``AlreadyClaimedError`` if somebody does, and nothing is changed.
+        """Own a stream without an owner; ``AlreadyClaimedError`` if it has one, and nothing is changed.
 
-        It is the caller's wish, so ``max_streams`` is no limit for it.
+        ``max_streams`` does not limit it: the caller asks for this stream.
         """
         self._check_open()
         return await self._consumer.claim(_stream(stream))
@@ -229,40 +168,56 @@ class StreamBalancer:
 
         What others leave is taken over, and given away when others join. A handler that returns has finished its
         stream; one that raises is called again after a while; one whose stream is lost is cancelled. Plain functions
-        run in threads, where ``lease.owned`` tells of a loss.
+        run in threads, where ``lease.owned`` tells of a loss. At the end handlers are cancelled, and have half of
+        ``drain_timeout`` to end.
         """
         self._check_open()
         consumer = self._consumer
         if consumer.runner is not None:
             raise ConfigError("the balancer runs a handler already")
-        runner = Runner(handler, self._options.max_streams, self._options.clock, consumer.finish)
+        runner = Runner(
+            handler,
+            self._options.max_streams,
+            self._options.drain_timeout / 2,
+            self._options.clock,
+            consumer.lines,
+            consumer.finish,
+            consumer.late,
+        )
         consumer.run(runner)
         try:
+            for held in consumer.told:  # of before, for instance of a run that was cancelled
+                runner.start(held)
             async for event in self.events():
-                if isinstance(event, StreamAdded) and (lease := self._holding.get(event.stream)) is not None:
+                if isinstance(event, StreamAdded) and (lease := consumer.streams.get(event.stream)) is not None:
                     runner.start(lease)
                 elif isinstance(event, StreamDisowned):
                     runner.cancel(event.stream, event.epoch)
         finally:
-            await runner.aclose()
-            consumer.runner = None
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
+                await to_its_end(runner.aclose(), "end", self._options.drain_timeout / 2 + MOMENT)
+            finally:
+                consumer.runner = None
+                self._drained = loop.time() - began
 
     def _mine(self, stream: str) -> StreamLease:
         self._check_process()
         lease = self._consumer.mine(_stream(stream))
-        if lease is None and self._closing is None:
+        if lease is None and not self._life.is_leaving:
             self._check_open()
         if lease is None:
             raise StreamNotOwnedError(f"stream {stream!r} is not, or no longer, this consumer's")
         return lease
 
     def _check_process(self) -> None:
-        if self._forks != forks():
+        if self._life.is_inherited:
             raise ConfigError("the balancer was made before a fork and is the parent's: make another here")
 
     def _check_open(self) -> None:
         self._check_process()
-        if not self._is_open or self._closing is not None:
+        if not self._life.is_lived or self._life.is_leaving:
             raise ConfigError("the balancer is not open: use it within 'async with'")
 
 
@@ -271,8 +226,3 @@ def _stream(value: object) -> str:
     if len(stream.encode()) > _LONGEST_NAME:
         raise ConfigError(f"stream must be at most {_LONGEST_NAME} bytes long, not {len(stream.encode())}")
     return stream
-
-
-def _default_consumer() -> str:
-    given = os.environ.get("POD_NAME") or os.environ.get("POD_IP")
-    return re.sub(r"[^A-Za-z0-9._-]", "-", given)[:200] if given else process_name()

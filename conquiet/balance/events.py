@@ -1,4 +1,4 @@
-"""What a consumer of balanced streams is told."""
+"""The events of balanced streams."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class StreamAdded:
 
 @dataclass(frozen=True, slots=True)
 class StreamExpired:
-    """The owner of a stream was not heard of in time, or released it: anybody may claim it. Told once an epoch."""
+    """The owner of a stream did not renew in time, or released it: any consumer may claim it. Told once an epoch."""
 
     stream: str
     info: Mapping[str, Any]
     epoch: int
     """Of the owner that was lost."""
     owner: str
-    """Who that was; empty if the stream was released."""
+    """That owner; empty if the stream was released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StreamDisowned:
 
 @dataclass(frozen=True, slots=True)
 class StreamTerminated:
-    """The last event there is, and why."""
+    """The last event, and why the events end."""
 
     reason: str
     stream: str = ""

@@ -12,7 +12,7 @@ from conquiet.kit import rules
 from conquiet.message import QueueMessage
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.lease import Lease
-from conquiet.wire.streams import pack, read_entries_of
+from conquiet.wire.streams import read_entries_of, xread
 
 __all__ = ["StreamLease"]
 
@@ -22,11 +22,11 @@ _ID: Final = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 
 class StreamLease:
-    """A stream that its holder owns, for as long as nobody takes it over.
+    """A stream that its holder owns until another consumer takes it over.
 
-    ``epoch`` grows with each change of owner: whoever writes for this stream elsewhere can pass it on, and refuse what
-    comes with a lower one. ``read`` begins behind the last ``commit`` of whoever owned the stream before; a holder that
-    lost it can commit nothing. What was read and not committed is read again by the next owner.
+    ``epoch`` grows with each change of owner: a handler that writes elsewhere can pass it on, so that the store refuses
+    a lower one. ``read`` begins behind the last ``commit`` of the owner before. A holder that lost the stream
+    can commit nothing; the next owner reads again what was read and not committed.
     """
 
     def __init__(self, given: Given, ledger: Ledger, lease: Lease) -> None:
@@ -38,7 +38,7 @@ class StreamLease:
         self.progressed_at = ledger.clock.monotonic()
         """Local time of the last sign that the holder gets on with it."""
         self.waiting = 0
-        """How many reads wait for entries: who waits is not stuck."""
+        """How many reads wait for entries: a holder that waits is not stuck."""
 
     @property
     def stream(self) -> str:
@@ -62,7 +62,7 @@ class StreamLease:
 
     @property
     def owned(self) -> bool:
-        """Whether nobody else can own the stream now, as far as can be told without asking."""
+        """Whether no other consumer can own the stream now, as far as can be told without asking."""
         return self._lease.is_safe(self._ledger.clock.monotonic())
 
     def __repr__(self) -> str:
@@ -81,15 +81,14 @@ class StreamLease:
         self.progress()
         if self._last is None:
             self._last = await self._ledger.position(self.stream)
-        command = ["XREAD", "COUNT", count, *(() if block_ms is None else ("BLOCK", block_ms))]
-        words = pack(*command, "STREAMS", self.stream, self._last)
+        after = {self.stream: self._last}
         link = self._ledger.link
         self.waiting += 1
         try:
             if block_ms is None:
-                reply = await link.call(self.stream, words)
+                reply = await link.call(self.stream, xread(after, count=count))
             else:
-                reply = await link.wait(self.stream, words, block_ms / 1000, self._interrupt)
+                reply = await link.read(after, count, block_ms / 1000, self._interrupt)
         except QueueError:
             self._check()  # at the end the connection may be gone first
             raise
@@ -103,8 +102,8 @@ class StreamLease:
         return found
 
     async def commit(self, message: QueueMessage | str) -> None:
-        """All entries up to this one are done: the next owner begins behind it. ``StreamNotOwnedError`` if that is
-        somebody already, and nothing is changed."""
+        """All entries up to this one are done: the next owner begins behind it. ``StreamNotOwnedError`` if there
+        is one already, and nothing is changed."""
         id = message.id if isinstance(message, QueueMessage) else message
         if isinstance(message, QueueMessage) and message.stream != self.stream:
             raise ConfigError(f"{message!r} is not of stream {self.stream!r}")
@@ -114,11 +113,12 @@ class StreamLease:
         self.progress()
 
     async def messages(self) -> AsyncIterator[QueueMessage]:
-        """Each entry of the stream, without end; asking for the next commits the one before.
+        """Each entry of the stream behind the last commit, without end; asking for the next commits the one before.
 
         Ends when the stream is lost or released.
         """
         done: QueueMessage | None = None
+        self._rewind()  # a loop before that was left early has read more than it gave
         try:
             while True:
                 for message in await self.read(_PAGE, _WAIT_MS):
@@ -133,10 +133,18 @@ class StreamLease:
         except StreamNotOwnedError:
             return
 
+    def renewed(self, asked: float) -> None:
+        """The server prolonged it when it was asked to at local time ``asked``."""
+        self._lease.renewed(1, asked)
+
     def end(self) -> None:
         """It is over: a read that waits returns."""
         self._lease.lost = True
         self._interrupt.request()
+
+    def _rewind(self) -> None:
+        """Read again what was read and not committed, as another owner would."""
+        self._last = None
 
     def _check(self) -> None:
         if not self.owned:

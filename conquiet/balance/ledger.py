@@ -1,4 +1,4 @@
-"""Who has which stream, as Redis knows it: the scripts of a service, how they are called and what they answer."""
+"""The owners of streams in Redis: typed calls of the scripts of a service, and their typed replies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedError
 from conquiet.kit import codec
 from conquiet.kit.clock import Clock
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script, run
 from conquiet.wire.streams import pack, xgroup_create
@@ -47,7 +47,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A stream that nobody has any more."""
+    """A stream that has lost its owner."""
 
     stream: str
     info: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was new. ``deferred``: there may be more, which others are to have."""
+    """New streams. ``deferred``: there may be more, which are left to other consumers."""
 
     given: Sequence[Given]
     set_aside: int
@@ -68,7 +68,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What was found without an owner; ``next_ms`` is when the next lease runs out if it is not renewed."""
+    """Streams found without an owner; ``next_ms`` is when the next lease runs out if it is not renewed."""
 
     given: Sequence[Given]
     late: Sequence[Late]
@@ -82,7 +82,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """What a sign of life brought."""
+    """The answer to a renewal."""
 
     lost: frozenset[str]
     alive: int
@@ -96,7 +96,7 @@ class Renewed:
 class Ledger:
     """The scripts of one service, for one consumer, over one link. Every change is fenced by owner and epoch."""
 
-    def __init__(self, link: Link, keys: BalanceKeys, owner: str, ttl: float, clock: Clock) -> None:
+    def __init__(self, link: Connections, keys: BalanceKeys, owner: str, ttl: float, clock: Clock) -> None:
         self.link = link
         self.keys = keys
         self.owner = owner
@@ -108,18 +108,18 @@ class Ledger:
         """Make sure that the group exists; it begins with the first stream that was ever handed in."""
         keys = self.keys
         [reply] = await self.link.call_many(keys.input, [xgroup_create(keys.input, keys.group, "0")])
-        # A full server refuses to make what may be there already: whoever reads will see.
+        # A full server refuses to make what may be there already: the next read will tell.
         if isinstance(reply, Exception) and not any(word in str(reply) for word in ("BUSYGROUP", "maxmemory")):
             self.link.refuse(keys.input, reply)
 
     async def add(self, stream: str, info: Mapping[str, Any]) -> tuple[str, bool]:
-        """Hand a stream in: the ID of its entry, and whether it is new."""
+        """Add a stream; returns the ID of its entry, and whether it is new."""
         entry = codec.encode_object({"DataStreamName": stream, "Info": dict(info)})
         id, is_new = await self._run(_ADD([self.keys.input, self.keys.owners], stream, entry))
         return id.decode(), is_new == 1
 
     async def take(self, most: int, has: int, *, hungry: bool) -> Taken:
-        """Own up to ``most`` streams that nobody has had; its fair share only, unless it is ``hungry``.
+        """Own up to ``most`` new streams; its fair share only, unless it is ``hungry``.
 
         A call looks at so many entries, and so long ones, that there may be more.
         """
@@ -152,7 +152,7 @@ class Ledger:
         return following.decode(), aside
 
     async def claim(self, stream: str, known: int | None = None) -> Given:
-        """Own one stream that nobody has, or that the caller has in another epoch than the one that it knows of."""
+        """Own one stream without an owner, or one that the caller owns in another epoch than it knows of."""
         keys = self.keys
         names = [keys.input, keys.owners, keys.leases, keys.epochs]
         mine = "" if known is None else known
@@ -181,7 +181,7 @@ class Ledger:
         return ids, ids[-1] if len(ids) == _CHUNK else ""
 
     async def regrant(self, entry_ids: Sequence[str]) -> list[Given]:
-        """Own, in new epochs, those of these that the server has the caller for the owner of."""
+        """Own, in new epochs, those of these streams that the caller owns as the server knows it."""
         keys = self.keys
         names = [keys.input, keys.owners, keys.leases, keys.epochs]
         given: list[Given] = []
@@ -194,7 +194,7 @@ class Ledger:
         return given
 
     async def renew(self, held: Sequence[tuple[str, int]], room: int = 0) -> Renewed:
-        """Say that the consumer is alive, and prolong what it holds, of which there may be nothing.
+        """Say that the consumer is alive, and renew the leases that it holds, if any.
 
         ``room`` is how many more streams of others it would take over.
         """
@@ -210,7 +210,7 @@ class Ledger:
         return Renewed(frozenset(lost), alive, total, elsewhere)
 
     async def finish(self, stream: str, epoch: int, entry_id: str, *, again: bool = False) -> None:
-        """Forget a stream that is done with. ``again``: it was asked for before, and there was no answer."""
+        """Forget a finished stream. ``again``: the call was made before, and no answer came."""
         keys = self.keys
         names = [keys.input, keys.owners, keys.leases, keys.positions]
         reply = await self._run(_FINISH(names, keys.group, self.owner, epoch, keys.mutex, stream, entry_id))
@@ -218,7 +218,7 @@ class Ledger:
             self._check(stream, reply)
 
     async def release(self, held: Sequence[tuple[str, int]], *, leaving: bool = False) -> list[bool]:
-        """Give streams back unfinished; false for each that was not the caller's any more."""
+        """Release unfinished streams; false for each that the caller no longer owned."""
         keys = self.keys
         names = [keys.owners, keys.leases, keys.members, keys.rooms]
         done: list[bool] = []

@@ -19,7 +19,7 @@ _FIRST: Final = "-"
 
 
 class Keeper(Protocol):
-    """Whoever owns streams."""
+    """Owns streams."""
 
     @property
     def room(self) -> int:
@@ -37,12 +37,12 @@ class Keeper(Protocol):
 
 
 class Strays:
-    """Whoever asks for streams does so within :meth:`asking`, so that one question is on its way at a time.
+    """A caller asks for streams within :meth:`asking`, so that one question is on its way at a time.
 
     If it is not answered, for whatever reason, the server may have given streams all the same, and would keep them
     for this consumer until the leases end. So what is the consumer's by the server's word, and unknown to it, is looked
     for before the next question, and a second time as long after that as a heartbeat takes. It is owned then, in a new
-    epoch; or given back, if whoever asked for it was told of a failure.
+    epoch; or given back, if its caller was told of a failure.
     """
 
     def __init__(self, ledger: Ledger, keeper: Keeper, hurry: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class Strays:
         return max(0.0, self._due - self._ledger.clock.monotonic()) if self.looks else math.inf
 
     def doubt(self, *unwanted: str) -> None:
-        """An answer did not come. Of these streams somebody was told already that they are not the consumer's."""
+        """An answer did not come. The users of these streams were already told that the consumer does not own them."""
         self.looks, self._due = _LOOKS, -math.inf
         self._unwanted.update(unwanted)
         self._hurry()
@@ -88,7 +88,7 @@ class Strays:
             return
         async with self._asking:
             if self.pause > 0:
-                return  # somebody else has looked meanwhile
+                return  # another task has looked meanwhile
             looks, after = self.looks, _FIRST
             while after:
                 asked = self._ledger.clock.monotonic()

@@ -1,4 +1,4 @@
-"""Looking out for streams: new ones in the input, and those whose owner is gone."""
+"""Looks for streams: new ones in the input, and those whose owner is gone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Final, Protocol
 from conquiet.balance.ledger import Given, Late, Ledger, Swept, Taken
 from conquiet.balance.strays import Strays
 from conquiet.errors import QueueError
-from conquiet.kit.policy import Backoff
+from conquiet.kit.retrying import Lines, Retrying
 from conquiet.wire.interrupt import Interrupt
-from conquiet.wire.streams import streams_of, xread
+from conquiet.wire.streams import streams_of
 
 __all__ = ["Watch"]
 
 _log = logging.getLogger("conquiet.balance")
-_AFTER_ERROR: Final = Backoff(base=0.05, cap=2.0)
 _PATIENCE: Final = 5.0
 """Seconds for which the reader waits for news at a time."""
 _COURTESY: Final = 1.0
@@ -26,7 +25,7 @@ _COURTESY: Final = 1.0
 
 
 class Finder(Protocol):
-    """Whoever wants streams, and is told of them."""
+    """Wants streams, and is told of them."""
 
     @property
     def room(self) -> int:
@@ -75,7 +74,8 @@ class Watch:
     them at once; an expiry notification may, and nothing depends on it.
     """
 
-    def __init__(self, ledger: Ledger, finder: Finder, strays: Strays, interval: float) -> None:
+    def __init__(self, ledger: Ledger, finder: Finder, strays: Strays, interval: float, lines: Lines) -> None:
+        self._lines = lines
         self._ledger = ledger
         self._finder = finder
         self._strays = strays
@@ -107,14 +107,13 @@ class Watch:
 
     async def read(self) -> None:
         """Take new streams, for as long as this runs."""
-        failures = 0
+        retrying = Retrying(self._lines, self._ledger.clock)
         while True:
             try:
                 await self._read_once()
-                failures = 0
+                retrying.succeeded()
             except Exception as error:
-                await self._again("read new streams", error, failures, self._room)
-                failures += 1
+                await retrying.failed(f"service {self._ledger.keys.service!r}: cannot read new streams", error)
 
     async def _read_once(self) -> None:
         """Take what there is, else wait."""
@@ -148,8 +147,7 @@ class Watch:
         ids = {keys.news: self._last_news}
         if room is None:
             ids[keys.input] = self._last_id
-        command = xread(ids, block_ms=max(round(seconds * 1000), 1))
-        reply = await self._ledger.link.wait(keys.input, command, seconds, self._interrupt)
+        reply = await self._ledger.link.read(ids, 1, seconds, self._interrupt)
         heard = streams_of(reply)
         if keys.news in heard:
             self._last_news = next(rows[-1][0] for name, rows in reply or () if name == keys.news.encode()).decode()
@@ -161,7 +159,7 @@ class Watch:
         except QueueError as error:
             if "NOGROUP" not in str(error):
                 raise
-            _log.warning("the group %r is gone, and made anew", self._ledger.keys.group)
+            _log.warning("the consumer group %r was gone and is created again", self._ledger.keys.group)
             await self._ledger.open()
             return await ask()
 
@@ -169,16 +167,17 @@ class Watch:
 
     async def sweep(self) -> None:
         """Look for streams without an owner, for as long as this runs."""
-        failures, pause = 0, 0.0
+        retrying, pause = Retrying(self._lines, self._ledger.clock), 0.0
         while True:
             await self._ledger.clock.wait(self._look, pause)
             self._look.clear()
             try:
                 pause = await self._sweep_once()
-                failures = 0
+                retrying.succeeded()
             except Exception as error:
-                await self._again("look for lost streams", error, failures, self._look)
-                failures += 1
+                service = self._ledger.keys.service
+                await retrying.failed(f"service {service!r}: cannot look for lost streams", error, self._look)
+                pause = 0.0  # that was the pause: the next look is not left to the next round
 
     async def _sweep_once(self) -> float:
         """Take what may be taken, tell of the rest; how long to wait before the next look."""
@@ -224,9 +223,3 @@ class Watch:
         if self._left_at is not None:
             return _COURTESY
         return pause if swept.next_ms is None else min(pause, swept.next_ms / 1000 + 0.05 + random.random() * 0.05)
-
-    async def _again(self, what: str, error: Exception, failures: int, early: asyncio.Event) -> None:
-        unforeseen = None if isinstance(error, QueueError) else error
-        service = self._ledger.keys.service
-        _log.warning("service %r: cannot %s, trying again: %s", service, what, error, exc_info=unforeseen)
-        await self._ledger.clock.wait(early, _AFTER_ERROR.delay(min(failures, 10)))

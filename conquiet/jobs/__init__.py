@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conquiet.jobs.job import Attempt, Job, JobState
 from conquiet.jobs.queue import JobQueue, JobSpec
-from conquiet.jobs.store import JobPage, JobStore, Keep
+from conquiet.jobs.store import JobPage, JobRetention, JobStore, Keep
 from conquiet.jobs.stores.memory import MemoryStore
 from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.jobs.stores.redis import RedisStore
@@ -16,6 +16,7 @@ __all__ = [
     "JobHealth",
     "JobPage",
     "JobQueue",
+    "JobRetention",
     "JobSpec",
     "JobState",
     "JobStore",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from conquiet.kit import chunks as cutting
+
 __all__ = ["MOST", "chunks"]
 
 _T = TypeVar("_T")
@@ -16,15 +18,4 @@ _MOST_BYTES: Final = 4 << 20
 
 def chunks(things: Sequence[_T], size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
     """``things`` in order, a thousand at a time, and fewer where their sizes come to more than one call may have."""
-    if len(things) <= MOST and sum(map(size, things)) <= _MOST_BYTES:
-        if things:
-            yield things
-        return
-    start = total = 0
-    for at, thing in enumerate(things):
-        add = size(thing)
-        if at > start and (at - start >= MOST or total + add > _MOST_BYTES):
-            yield things[start:at]
-            start, total = at, 0
-        total += add
-    yield things[start:]
+    return cutting.chunks(things, MOST, _MOST_BYTES, size)

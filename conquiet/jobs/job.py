@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from conquiet.errors import ConfigError
+from conquiet.errors import JobStateError
 from conquiet.kit import codec
 
 __all__ = ["CANCELLED", "EXPIRED", "HISTORY", "TRANSITIONS", "Attempt", "Job", "JobState", "NewJob", "Settlement"]
@@ -30,7 +31,6 @@ EXPIRED: Final = "lease expired"
 """The error of an attempt whose worker was not heard of in time."""
 CANCELLED: Final = "cancelled"
 """The error of a job that somebody called off."""
-# What is made for each job on its way is a ``Struct``: five times as fast to make as a frozen dataclass.
 HISTORY: Final = 20
 """How many failed attempts a job remembers, the last ones."""
 
@@ -72,6 +72,8 @@ TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingPr
     }
 )
 """Every legal change: the state after it, or ``None`` where nothing is left."""
+
+# What is made for each job on its way is a ``Struct``: several times as fast to make as a frozen dataclass.
 
 
 class NewJob(Struct, frozen=True, gc=False):
@@ -119,6 +121,8 @@ class Settlement(Struct, frozen=True, gc=False):
     brief: str = ""
     result: bytes | None = None
     claim_id: str = ""
+    seconds: float | None = None
+    """How long the handler took, for who counts that; no store keeps it."""
 
     @staticmethod
     def of(job: Job, kind: SettlementKind, **more: Any) -> Settlement:
@@ -130,8 +134,7 @@ class Settlement(Struct, frozen=True, gc=False):
         return len(self.job_id) + len(self.error) + len(self.result or b"")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """A job as its store had it at one moment; a later look may find another. Times are the store's."""
 
     id: str
@@ -146,7 +149,7 @@ class Job:
     lease_token: int = 0
     """Rises with each claim; only the last one's counts. At least the store's time in ms, and higher than the token of
     any job that was removed from the queue; 0 while it was never claimed."""
-    claim_id: str = field(default="", compare=False, repr=False)
+    claim_id: str = ""
     """No two claims have the same: also not if the store lost the first one and has given its token again."""
     max_retries: int | None = None
     """Its own limit, which overrides the queue's policy."""
@@ -263,9 +266,9 @@ class Job:
         return replace(self._after("replay"), attempts=0, ready_ms=now, finished_ms=None, worker=None, claimed_ms=None)
 
     def check(self, event: Event) -> None:
-        """Raise ``ConfigError`` unless ``event`` can happen to it now."""
+        """Raise ``JobStateError`` unless ``event`` can happen to it now."""
         if (self.state, event) not in TRANSITIONS:
-            raise ConfigError(f"job {self.id!r} of queue {self.queue!r} is {self.state}: {event} is not possible")
+            raise JobStateError(f"job {self.id!r} of queue {self.queue!r} is {self.state}: {event} is not possible")
 
     def _after(self, event: Event) -> Job:
         self.check(event)

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 import anyio
 from msgspec import structs
 
 from conquiet.errors import ConfigError, ConquietError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
 from conquiet.jobs.chunks import chunks
+from conquiet.jobs.collector import Collector
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.observation import Collector
+from conquiet.jobs.options import JobQueueKeywords, JobQueueOptions
 from conquiet.jobs.policy import MOST_DELAY
-from conquiet.jobs.store import Claimed, JobPage, JobStore, Keep, Lease
+from conquiet.jobs.settling import written_before
+from conquiet.jobs.store import Claimed, JobPage, JobStore
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import process_name, sortable, sortables
+from conquiet.kit.options import takes
 from conquiet.kit.policy import RetryPolicy
+from conquiet.kit.recent import Recent
 from conquiet.kit.service import Background
 from conquiet.metrics import JobsCollector
 
-__all__ = ["KEEP", "KEEP_FAILED", "RETRY", "JobQueue", "JobSpec"]
+__all__ = ["JobQueue", "JobSpec"]
 
 _log = logging.getLogger("conquiet.jobs")
 _MOMENT: Final = 1.0
 """Seconds for which a claim that was cancelled waits for its answer, to give back what it got."""
 _LONGEST_ID: Final = 200
+_MOST_DOUBTFUL: Final = 10_000
+"""Of how many settlements it is remembered that the store did not answer."""
 _PRIORITIES: Final = range(-(2**31), 2**31)
-RETRY: Final = RetryPolicy()
-KEEP: Final = Keep()
-KEEP_FAILED: Final = Keep(age=30 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +62,18 @@ class JobQueue:
     ``keep`` and ``keep_failed`` say, for as long as a worker or :meth:`purge` looks after that.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        name: str,
-        *,
-        lease_ttl: float = 5.0,
-        retry: RetryPolicy = RETRY,
-        keep: Keep = KEEP,
-        keep_failed: Keep = KEEP_FAILED,
-        random: Callable[[], float] = random.random,
-    ) -> None:
-        if not isinstance(retry, RetryPolicy):
-            raise ConfigError(f"retry must be a RetryPolicy, not {retry!r}")
-        if retry.mode != "park":
-            raise ConfigError(f"mode is for topics: a job stays where it is, so it cannot be {retry.mode!r}")
-        for what, value in (("keep", keep), ("keep_failed", keep_failed)):
-            if not isinstance(value, Keep):
-                raise ConfigError(f"{what} must be a Keep, not {value!r}")
+    @takes(JobQueueOptions)
+    def __init__(self, store: JobStore, name: str, **options: Unpack[JobQueueKeywords]) -> None:
+        taken = JobQueueOptions(**options)
         if not callable(getattr(store, "claim", None)):
             raise ConfigError(f"store must be a JobStore, not {store!r}")
         self._store = store
         self._name = rules.name("name", name)
-        self._keep = {JobState.SUCCEEDED: keep, JobState.FAILED: keep_failed}
-        self._dispatch = Dispatch(store, name, rules.seconds("lease_ttl", lease_ttl, most=rules.YEAR), retry, random)
+        self._keep = {JobState.SUCCEEDED: taken.keep, JobState.FAILED: taken.keep_failed}
+        self._dispatch = Dispatch(store, name, float(taken.lease_ttl), taken.retry, taken.random)
         self._metrics = self._dispatch.metrics
         self._background = Background()
+        self._doubtful: Recent[tuple[str, int], None] = Recent(_MOST_DOUBTFUL)
 
     @property
     def name(self) -> str:
@@ -168,21 +156,23 @@ class JobQueue:
 
         Each must be settled by ``ack``, ``nack`` or ``release``, or kept by ``heartbeat``, within ``lease_ttl``. Of
         very many it gets what it can in a third of that. A call that is cancelled gives back what the store has leased
-        to it: for a second it waits for that, and then it ends and the rest happens behind it.
+        to it: for a second it waits for that, and then it ends and the rest happens behind it. What the store has
+        leased to a call that failed, because its answer was lost, the next call gives back first.
         """
         rules.number("timeout", timeout, least=0)
         clock = self._store.clock
         deadline = clock.monotonic() + timeout
         while True:
-            claimed = await self._claimed(count, process_name() if worker is None else worker)
+            waits = clock.monotonic() < deadline
+            claimed = await self._claimed(count, process_name() if worker is None else worker, waits)
             left = deadline - clock.monotonic()
             if claimed.jobs or left <= 0:
                 return list(claimed.jobs)
             await self._dispatch.news(claimed, left)
 
-    async def _claimed(self, count: int, worker: str) -> Claimed:
+    async def _claimed(self, count: int, worker: str, waits: bool) -> Claimed:
         # A task of its own: torn off with the caller, the answer would be lost, and the jobs be leased to nobody.
-        asking = self._background.start(self._dispatch.claim(count, worker), "claim")
+        asking = self._background.start(self._dispatch.claim(count, worker, waits=waits), "claim")
         try:
             await asyncio.wait([asking])
         except asyncio.CancelledError:
@@ -200,13 +190,17 @@ class JobQueue:
 
     async def heartbeat(self, *jobs: Job) -> None:
         """Lease jobs for another ``lease_ttl`` seconds from now; ``StaleLeaseError`` for those that were lost."""
-        stale = await self._dispatch.renew([Lease.of(job) for job in self._held(jobs)])
+        stale = await self._dispatch.renew(self._held(jobs))
         if stale:
             self._metrics.stale("renew", len(stale))
-            raise StaleLeaseError(self._name, [lease.job_id for lease in stale])
+            raise StaleLeaseError(self._name, [job.id for job in stale])
 
     async def ack(self, *jobs: Job, result: Any = None) -> None:
-        """The work is done: jobs that are never run again. ``result``, any JSON value, is kept with them."""
+        """The work is done: jobs that are never run again. ``result``, any JSON value, is kept with them.
+
+        A call that failed with ``QueueError`` may be repeated, whether the store did it or not; so may ``nack`` and
+        ``release``.
+        """
         kept = None if result is None else codec.encode(result)
         await self._settle([Settlement.of(job, "ack", result=kept) for job in self._held(jobs)])
 
@@ -232,10 +226,26 @@ class JobQueue:
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         stale: list[str] = []
         for chunk in chunks(settlements, Settlement.size):
-            done = await self._dispatch.settle(chunk)
-            stale += [one.job_id for one, applied in zip(chunk, done, strict=True) if not applied]
+            left = await self._unwritten(chunk) if self._doubtful else chunk
+            try:
+                done = await self._dispatch.settle(left) if left else []
+            except QueueError:
+                for one in left:
+                    self._doubtful.keep((one.job_id, one.token), None)
+                raise
+            stale += [one.job_id for one, applied in zip(left, done, strict=True) if not applied]
         if stale:
             raise StaleLeaseError(self._name, stale)
+
+    async def _unwritten(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+        """Those that the store does not have yet: of one that was not answered before, it may."""
+        doubtful = [one for one in settlements if (one.job_id, one.token) in self._doubtful]
+        if not doubtful:
+            return settlements
+        written = await written_before(self._dispatch, doubtful)
+        for one in doubtful:
+            self._doubtful.pop((one.job_id, one.token), None)
+        return [one for one in settlements if one not in written]
 
     def _held(self, jobs: Sequence[Job]) -> Sequence[Job]:
         for job in jobs:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
-from conquiet.errors import ConfigError, QueueError
+from conquiet.errors import ConfigError
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, Settlement
-from conquiet.kit.policy import Backoff
+from conquiet.kit.retrying import Lines, Retrying
 from conquiet.kit.service import Background
 
-__all__ = ["AFTER_ERROR", "Settling"]
+__all__ = ["Settling", "written_before"]
 
 _log = logging.getLogger("conquiet.jobs")
 _MOST: Final = 500
@@ -28,8 +28,6 @@ _STRIKES: Final = 3
 """How often an outcome is refused alone before the question is whether that is its own fault."""
 _NOTHING: Final = Settlement("", 0, "release")
 """Of a job that is not there: a store that takes outcomes says so, and changes nothing."""
-AFTER_ERROR: Final = Backoff(base=0.05, cap=2.0)
-"""How long to wait before a store that failed is asked again."""
 
 _Lease: TypeAlias = tuple[str, int]
 
@@ -49,7 +47,7 @@ class Settling:
     in the end given up with a word in the log. Its job's lease then runs out.
     """
 
-    def __init__(self, dispatch: Dispatch, written: Written) -> None:
+    def __init__(self, dispatch: Dispatch, written: Written, lines: Lines) -> None:
         self._dispatch = dispatch
         self._told = written
         self._waiting: deque[Settlement] = deque()
@@ -62,8 +60,13 @@ class Settling:
         self._empty = asyncio.Event()
         self._empty.set()
         self._background = Background()
-        self.failures = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._retrying = Retrying(lines, dispatch.store.clock)
+
+    @property
+    def failures(self) -> int:
         """How many writes have failed since the last one that did not."""
+        return self._retrying.failures
 
     def __len__(self) -> int:
         """How many are not written yet."""
@@ -71,16 +74,21 @@ class Settling:
 
     def start(self) -> asyncio.Task[None]:
         """Begin to write; the task ends only by :meth:`aclose`, or by a mistake in here."""
-        return self._background.start(self._run(), "settling")
+        self._writing = self._background.start(self._run(), "settling")
+        return self._writing
 
     def put(self, settlement: Settlement) -> None:
         """Write this soon."""
+        if not self._waiting:  # else it is known that some wait
+            self._empty.clear()
+            self._news.set()
         self._waiting.append(settlement)
-        self._empty.clear()
-        self._news.set()
 
     async def flush(self) -> None:
-        """Return once all is written."""
+        """Return once all is written, also if somebody has cancelled all tasks of the loop, as its end does."""
+        if self._waiting and self._writing is not None and self._writing.done():
+            self._news.set()
+            self.start()
         await self._empty.wait()
 
     async def aclose(self) -> None:
@@ -97,11 +105,15 @@ class Settling:
                 batch = self._batch()
                 try:
                     await self._write(batch)
+                except asyncio.CancelledError:
+                    self._doubtful.update(map(_lease, batch))
+                    raise
                 except ConfigError as error:
                     self._refused(batch, error)
                 except Exception as error:
-                    self._failed(batch, error)
-                    await self._dispatch.store.clock.sleep(AFTER_ERROR.delay(self.failures - 1))
+                    self._failed(batch)
+                    what = f"queue {self._dispatch.queue!r}: {len(self._waiting)} results wait to be written"
+                    await self._retrying.failed(what, error)
             self._empty.set()
 
     def _batch(self) -> list[Settlement]:
@@ -127,7 +139,7 @@ class Settling:
         else:
             done = await self._dispatch.settle(left)
         outcomes = [*((one, True) for one in written.values()), *zip(left, done, strict=True)]
-        self.failures = 0
+        self._retrying.succeeded()
         self._limit = min(_MOST, self._limit * _STEP)
         self._done(batch, outcomes)
 
@@ -146,14 +158,9 @@ class Settling:
     async def _shown(self, batch: Sequence[Settlement]) -> dict[_Lease, Settlement]:
         """Which of a batch were written by a write that seemed to fail."""
         doubtful = [one for one in batch if _lease(one) in self._doubtful]
-        jobs = await self._dispatch.store.find(self._dispatch.queue, [one.job_id for one in doubtful])
-        return {_lease(one): one for one, job in zip(doubtful, jobs, strict=True) if _shows(job, one)}
+        return {_lease(one): one for one in await written_before(self._dispatch, doubtful)}
 
-    def _failed(self, batch: Sequence[Settlement], error: Exception) -> None:
-        how = (self._dispatch.queue, len(self._waiting), error)
-        is_known = isinstance(error, QueueError)
-        _log.warning("queue %r: %d results wait to be written: %s", *how, exc_info=None if is_known else error)
-        self.failures += 1
+    def _failed(self, batch: Sequence[Settlement]) -> None:
         self._limit = max(1, len(batch) // _STEP)
         self._doubtful.update(map(_lease, batch))
         if len(batch) == 1:  # so that it does not stand in the way of others
@@ -182,6 +189,12 @@ class Settling:
             self._told(outcomes)
         except Exception:
             _log.exception("queue %r: what became of %d jobs is written but not told", self._dispatch.queue, len(batch))
+
+
+async def written_before(dispatch: Dispatch, doubtful: Sequence[Settlement]) -> list[Settlement]:
+    """Those of settlements, whose write seemed to fail, that the store has: what left the flight under our token."""
+    jobs = await dispatch.store.find(dispatch.queue, [one.job_id for one in doubtful])
+    return [one for one, job in zip(doubtful, jobs, strict=True) if _shows(job, one)]
 
 
 def _lease(settlement: Settlement) -> _Lease:

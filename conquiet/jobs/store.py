@@ -12,7 +12,19 @@ from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
 
-__all__ = ["MOST_BYTES", "MOST_CLAIMED", "Claimed", "Expired", "JobPage", "JobStore", "Keep", "Lease", "Wanted"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_CLAIMED",
+    "Claim",
+    "Claimed",
+    "Expired",
+    "JobPage",
+    "JobRetention",
+    "JobStore",
+    "Keep",
+    "Lease",
+    "Wanted",
+]
 
 MOST_CLAIMED: Final = 1000
 """How many jobs one call claims at most: the server does nothing else meanwhile."""
@@ -21,7 +33,7 @@ MOST_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class JobRetention:
     """How long finished jobs are kept: none older than ``age`` seconds, at most ``count``; ``None`` is no limit."""
 
     age: float | None = 7 * 86_400.0
@@ -32,6 +44,10 @@ class Keep:
             rules.number("age", self.age, least=0)
         if self.count is not None:
             rules.integer("count", self.count, least=0)
+
+
+Keep = JobRetention
+"""The former name of :class:`JobRetention`."""
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -66,6 +82,10 @@ class Wanted:
     max_retries: int
     retries: int = 0
     oldest: int = 0
+    claim_id: str = ""
+    """Of the caller's making, and that of no other claim; without, the store makes one."""
+    waits: bool = False
+    """Whether the caller waits for :meth:`JobStore.news` if it gets less than it wants: it may be told first."""
 
     def bounded(self) -> Wanted:
         """The same, but for no more jobs than are given at a time."""
@@ -73,6 +93,15 @@ class Wanted:
             return self
         share = MOST_CLAIMED // 5
         return replace(self, count=MOST_CLAIMED, retries=min(self.retries, share), oldest=min(self.oldest, share))
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """What is the same of all jobs that one call claims; ``id`` is that of no other call."""
+
+    queue: str
+    worker: str
+    ttl_ms: int
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +155,12 @@ class JobStore(Protocol):
         """Close all connections; safe to repeat."""
         ...
 
-    def apart(self) -> JobStore:
+    def clone(self) -> JobStore:
         """The same store over connections of its own, for another event loop; to be closed by the caller."""
+        ...
+
+    def apart(self) -> JobStore:
+        """The former name of :meth:`clone`."""
         ...
 
     async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
@@ -147,6 +180,13 @@ class JobStore(Protocol):
         Each job's token is higher than its last one, than that of any job that was removed from the queue, and at least
         the store's time in milliseconds. With the claim's own ID, which never repeats, it tells this claim from all
         others, also from one that the store has lost.
+        """
+        ...
+
+    async def leased(self, queue: str, claim_ids: Sequence[str], left_ms: int) -> list[Lease]:
+        """What these claims have leased, for a caller that did not get their answers; nothing is changed.
+
+        ``left_ms`` is for how many milliseconds at least such leases go on: what ends before that need not be found.
         """
         ...
 
@@ -185,14 +225,15 @@ class JobStore(Protocol):
         """Remove a finished job; ``None`` if there is none. ``ConfigError`` if it is not finished."""
         ...
 
-    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+    async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs, the oldest first, that ``keep`` does not keep; how many. Up to a thousand a call."""
         ...
 
     async def news(self, queue: str, mark: str, seconds: float) -> None:
         """Return once something may be claimable that was not when ``mark`` was given, or after ``seconds``.
 
-        May return for no reason. A job that only fell due by time is not news.
+        Of several that wait, and said so when they claimed, as few may be told as there are jobs: whoever is told is
+        to claim at once. May return for no reason. A job that only fell due by time is not news.
         """
         ...
 

@@ -5,40 +5,45 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import random
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias, Unpack
 
-from conquiet.errors import ConfigError, ConquietError, PayloadError, QueueError
-from conquiet.jobs.holding import Holdings
+from msgspec.structs import replace
+
+from conquiet.errors import ConfigError, QueueError, Retry
+from conquiet.jobs.dispatch import lease_key
 from conquiet.jobs.job import Job, Settlement
+from conquiet.jobs.options import JobWorkerKeywords, JobWorkerOptions
 from conquiet.jobs.policy import judge
 from conquiet.jobs.queue import JobQueue
-from conquiet.jobs.running import Handler, Running
-from conquiet.jobs.settling import AFTER_ERROR, Settling
+from conquiet.jobs.settling import Settling
 from conquiet.jobs.store import Claimed
-from conquiet.kit import codec, rules
+from conquiet.kit import codec
 from conquiet.kit.ids import process_name
+from conquiet.kit.lifecycle import MOMENT, Life
+from conquiet.kit.options import instance, takes
 from conquiet.kit.policy import RetryPolicy
-from conquiet.kit.service import Background, to_its_end
-from conquiet.kit.signals import stop_on_signals
+from conquiet.kit.retrying import Lines, Retrying
+from conquiet.kit.runners import Handler, Runners
+from conquiet.kit.service import Background
 from conquiet.metrics import JobResult
 
-__all__ = ["JobHealth", "JobWorker"]
+__all__ = ["JobHandler", "JobHealth", "JobWorker"]
+
+JobHandler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
 _log = logging.getLogger("conquiet.jobs")
 _LINGER: Final = 0.001
 """How long a few free places wait for more of them, while most are taken."""
-_LOOK: Final = 5.0
-"""Seconds after which an idle worker looks without being told."""
+_TRIAL: Final = 1.0
+"""Seconds after which a wait for news that failed before is known to work again."""
 _AHEAD: Final = 3
 """For each place, how many outcomes may be on their way to a store that takes them."""
-_MOMENT: Final = 1.0
-"""Seconds that a store has at least for what must not be lost, when the worker leaves."""
 _PURGE: Final = 60.0
 """About how many seconds lie between two looks for finished jobs that are not to be kept."""
 _RESULTS: Final[Mapping[str, JobResult]] = {"ack": "succeeded", "retry": "retried", "fail": "failed"}
@@ -55,7 +60,7 @@ class JobHealth:
     inflight: int
     """Jobs whose handler is at work."""
     failures: int
-    """How often in a row the store could not be asked for jobs, or told what became of them."""
+    """How often in a row the store could not be asked or waited for jobs, or told what became of them."""
     stuck: int = 0
     """Handlers of those at work whose job is over: it took too long or was lost, and they have not ended yet."""
 
@@ -74,37 +79,23 @@ class JobWorker:
     process that dies loses nothing: its jobs are claimed by others when their leases have run out.
     """
 
-    def __init__(
-        self,
-        queue: JobQueue,
-        handler: Handler,
-        *,
-        concurrency: int = 10,
-        execution_timeout: float | None = None,
-        drain_timeout: float = 30.0,
-        name: str | None = None,
-        handle_signals: bool = True,
-    ) -> None:
-        if not isinstance(queue, JobQueue):
-            raise ConfigError(f"queue must be a JobQueue, not {queue!r}")
-        if execution_timeout is not None:
-            rules.seconds("execution_timeout", execution_timeout)
+    @takes(JobWorkerOptions)
+    def __init__(self, queue: JobQueue, handler: JobHandler, **options: Unpack[JobWorkerKeywords]) -> None:
+        instance("queue", queue, of=JobQueue)
+        taken = JobWorkerOptions(**options)
         self._queue = queue
         self._dispatch = queue.dispatch
-        self._name = process_name() if name is None else rules.text("name", name)
-        self._concurrency = rules.integer("concurrency", concurrency, least=1)
-        self._drain_timeout = rules.number("drain_timeout", drain_timeout, least=0)
-        self._handle_signals = rules.flag("handle_signals", handle_signals)
-        self._how = (handler, concurrency, execution_timeout, self._finished)
-        Running(*self._how, lambda job: True)  # a bad handler is the caller's to see now
-        self._running: Running | None = None
+        self._name = process_name() if taken.name is None else taken.name
+        self._concurrency = taken.concurrency
+        self._drain_timeout = taken.drain_timeout
+        self._timeout = taken.execution_timeout
+        self._handler = Handler[Job](handler, "job")
+        self._running: Runners[Job] | None = None
         self._settling: Settling | None = None
-        self._stopping = asyncio.Event()
-        """Made anew by each run, which may be on another loop."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._failures = 0
-        self._seconds: dict[tuple[str, int], float] = {}
-        """How long the handlers took whose outcomes are on their way."""
+        self._life = Life(f"the worker of queue {queue.name!r}", _log, handle_signals=taken.handle_signals)
+        self._lines = Lines(_log)
+        self._claiming = Retrying(self._lines, self._dispatch.store.clock)
+        self._waiting = Retrying(self._lines, self._dispatch.store.clock)
 
     @property
     def name(self) -> str:
@@ -119,93 +110,100 @@ class JobWorker:
     def health(self) -> JobHealth:
         """How it is doing, without asking the store."""
         running, settling = self._running, self._settling
+        failures = self._claiming.failures + self._waiting.failures
         if running is None or settling is None:
-            return JobHealth(False, 0, self._failures)
-        failures = self._failures + settling.failures
-        is_well = not self._stopping.is_set() and not failures and running.stuck < self._concurrency
+            return JobHealth(False, 0, failures)
+        failures += settling.failures
+        is_well = not self._life.stopping.is_set() and not failures and running.stuck < self._concurrency
         return JobHealth(is_well, running.busy, failures, running.stuck)
 
     def stop(self) -> None:
         """Ask it to end; returns at once, safe from any thread and from signal handlers."""
-        if self._loop is None:
-            self._stopping.set()
-        else:
-            with suppress(RuntimeError):  # that loop has been closed, and all is over
-                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._life.stop()
 
     async def run(self) -> None:
         """Work until :meth:`stop`, or until SIGTERM or SIGINT where those are handled.
 
         Then nothing more is claimed; jobs that were not begun are given back at no cost; handlers that are at work
         have ``drain_timeout`` seconds to finish, and what is still not done by then is given back as a failed try.
-        If the call is cancelled, there is no such time. Either way the store has a few seconds more for what is to be
-        given back; of what it could not be told by then, the leases run out.
+        If the call is cancelled, there is no such time. Either way the store has about a second more for what is to be
+        given back; of what it could not be told by then, the leases run out. A handler that does not end though it was
+        cancelled is left behind, as a thread is.
         """
-        if self._running is not None:
-            raise ConfigError("the worker runs already")
-        self._loop = asyncio.get_running_loop()
-        if not self._stopping.is_set():
-            self._stopping = asyncio.Event()
-        self._failures = 0
-        self._holdings = Holdings(self._dispatch, self._lost)
-        running = self._running = Running(*self._how, self._holdings.has)
-        settling = self._settling = Settling(self._dispatch, self._written)
-        background, patience = Background(), 0.0
-        claiming: asyncio.Task[None] | None = None
-        with ExitStack() as signals:
-            if self._handle_signals:
-                signals.enter_context(stop_on_signals(self.stop))
+        with self._life.lived():
+            self._claiming.succeeded()
+            self._waiting.succeeded()
+            self._holder = self._dispatch.holder(self._lost, self._lines)
+            running, settling = self._runners(), Settling(self._dispatch, self._written, self._lines)
+            self._running, self._settling = running, settling
+            background, seconds = Background(), 0.0
+            claiming: list[asyncio.Task[None]] = []
             try:
-                await self._holdings.open()
+                await self._holder.open()
                 background.start(self._purge(), "purge")
-                claiming = background.start(self._claim(running, settling), "claim")
-                stopping = background.start(self._asked_to_stop(), "stop")
-                await self._first_end(stopping, claiming, settling.start())
-                patience = self._drain_timeout
+                claiming.append(background.start(self._claim(running, settling), "claim"))
+                await self._life.until_stopped(*claiming, settling.start())
+                seconds = self._drain_timeout
             finally:
-                self._stopping.set()
-                await to_its_end(self._leave(background, claiming, patience), "leave")
+                drain = partial(self._drain, running, settling, background, claiming, seconds)
+                await self._life.leave(drain, partial(self._close, running, settling, background), seconds)
 
-    async def _first_end(self, stopping: asyncio.Task[None], *work: asyncio.Task[None]) -> None:
-        """Return when the end is asked for; raise what has ended one of the others, which go on until then."""
-        await asyncio.wait([stopping, *work], return_when=asyncio.FIRST_COMPLETED)
-        for task in work:
-            if task.done():
-                if not task.cancelled():
-                    task.result()
-                if not self._stopping.is_set():
-                    raise ConquietError(f"{task.get_name()} of queue {self._dispatch.queue!r} has ended by itself")
+    def _runners(self) -> Runners[Job]:
+        return Runners(
+            self._handler,
+            key=lease_key,
+            limit=self._concurrency,
+            finished=self._finished,
+            withdrawn=self._withdrawn,
+            is_held=self._holder.has,
+            stopped=_stopped,
+            timeout=self._timeout,
+            name="job",
+        )
 
-    async def _leave(self, background: Background, claiming: asyncio.Task[None] | None, patience: float) -> None:
-        running, settling = self._running, self._settling
-        assert running is not None
-        assert settling is not None
-        until = time.monotonic() + patience
-        try:
-            self._give_back(running.withdraw(), settling)
-            # What a claim under way leases is given back too: its answer is waited for, but not for ever.
-            if claiming is not None:
-                await asyncio.wait([claiming], timeout=max(patience, _MOMENT))
-            await background.aclose()
-            self._give_back(running.withdraw(), settling)
-            await running.drain(max(0.0, until - time.monotonic()))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(until - time.monotonic(), _MOMENT)):
-                    await settling.flush()
-        finally:
-            # Side by side: a store that does not answer may take its time with each.
-            await asyncio.gather(running.aclose(), settling.aclose(), self._holdings.aclose())
-            self._running = self._settling = self._loop = None
-            self._stopping = asyncio.Event()
+    async def _drain(
+        self,
+        running: Runners[Job],
+        settling: Settling,
+        background: Background,
+        claiming: Sequence[asyncio.Task[None]],
+        seconds: float,
+    ) -> None:
+        self._give_back(running.withdraw(), settling)
+        await asyncio.gather(self._end_claims(running, settling, claiming, seconds), running.drain(seconds))
+        await background.aclose()
+        await settling.flush()
+        await self._give_back_unanswered()
+
+    async def _end_claims(
+        self, running: Runners[Job], settling: Settling, claiming: Sequence[asyncio.Task[None]], seconds: float
+    ) -> None:
+        """What a claim under way leases is given back too: its answer is waited for, but not for ever."""
+        for task in claiming:
+            await asyncio.wait([task], timeout=max(seconds, MOMENT / 2))
+            task.cancel()
+            await asyncio.wait([task])
+        self._give_back(running.withdraw(), settling)
+
+    async def _close(self, running: Runners[Job], settling: Settling, background: Background) -> None:
+        self._running = self._settling = None
+        # Side by side: a store that does not answer may take its time with each.
+        await asyncio.gather(background.aclose(), running.aclose(), settling.aclose(), self._holder.aclose())
 
     def _give_back(self, jobs: Iterable[Job], settling: Settling) -> None:
         for job in jobs:
             settling.put(Settlement.of(job, "release"))
 
+    async def _give_back_unanswered(self) -> None:
+        try:
+            await self._dispatch.unanswered.give_back()
+        except QueueError as error:
+            _log.warning("queue %r: a claim without an answer was not given back: %s", self._dispatch.queue, error)
+
     # --- claiming ---------------------------------------------------------------------------------------------
 
-    async def _claim(self, running: Running, settling: Settling) -> None:
-        while not self._stopping.is_set():
+    async def _claim(self, running: Runners[Job], settling: Settling) -> None:
+        while not self._life.stopping.is_set():
             running.freed.clear()
             free = self._free(running, settling)
             if 0 < free < self._concurrency // 4:
@@ -217,16 +215,17 @@ class JobWorker:
             claimed = await self._claim_once(free, settling)
             if claimed is None:
                 continue
-            if self._stopping.is_set():  # they are not begun, and given back
+            if self._life.stopping.is_set():  # they are not begun, and given back
                 running.put(claimed.jobs)
                 return
             running.begin(claimed.jobs)
             if len(claimed.jobs) < free:
                 await self._until(self._news(claimed))
             else:
+                self._waiting.succeeded()  # as long as it need not wait, it cannot fail to
                 await asyncio.sleep(0)
 
-    def _free(self, running: Running, settling: Settling) -> int:
+    def _free(self, running: Runners[Job], settling: Settling) -> int:
         """For how many more jobs there is a place.
 
         Outcomes on their way take no place, up to a few for each, lest handlers wait for the store. But what cannot be
@@ -237,40 +236,42 @@ class JobWorker:
 
     async def _claim_once(self, count: int, settling: Settling) -> Claimed | None:
         try:
-            await self._holdings.catch_up()
+            await self._holder.catch_up()
             asked = self._dispatch.store.clock.monotonic()
-            claimed = await self._dispatch.claim(count, self._name)
+            claimed = await self._dispatch.claim(count, self._name, waits=not self._waiting.failures)
+            self._holder.add(claimed.jobs, asked)
             try:
-                await self._holdings.add(claimed.jobs, asked)
+                await self._holder.catch_up(asked)  # the answer may have been a long time coming
             except BaseException:
+                for job in claimed.jobs:
+                    self._holder.drop(job)
                 self._give_back(claimed.jobs, settling)
                 raise
         except QueueError as error:
-            _log.warning("queue %r: no jobs could be claimed: %s", self._dispatch.queue, error)
-            await self._dispatch.store.clock.wait(self._stopping, AFTER_ERROR.delay(self._failures))
-            self._failures += 1
+            what = f"queue {self._dispatch.queue!r}: no jobs could be claimed"
+            await self._claiming.failed(what, error, self._life.stopping)
             return None
-        self._failures = 0
+        self._claiming.succeeded()
         return claimed
 
     async def _news(self, claimed: Claimed) -> None:
         try:
-            await self._dispatch.news(claimed, _LOOK)
+            await self._dispatch.news(claimed, _TRIAL if self._waiting.failures else math.inf)
         except QueueError as error:
-            _log.warning("queue %r: cannot wait for jobs: %s", self._dispatch.queue, error)
+            what = f"queue {self._dispatch.queue!r}: new jobs are noticed late"
+            await self._waiting.failed(what, error, self._life.stopping)
+        else:
+            self._waiting.succeeded()
 
     async def _until(self, event: Any) -> None:
         """Wait for ``event``, but not longer than until the end is asked for."""
         background = Background()
         waiting = background.start(event, "wait")
-        stopping = background.start(self._asked_to_stop(), "wait")
+        stopping = background.start(self._life.asked_to_stop(), "wait")
         try:
             await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await background.aclose()
-
-    async def _asked_to_stop(self) -> None:
-        await self._stopping.wait()
 
     async def _purge(self) -> None:
         while True:
@@ -287,12 +288,15 @@ class JobWorker:
         if error is None and result is not None:
             kept, error = self._kept(job, result)
         if error is None:
-            settlement = Settlement(job.id, job.lease_token, "ack", result=kept, claim_id=job.claim_id)
+            settlement = Settlement(job.id, job.lease_token, "ack", result=kept, claim_id=job.claim_id, seconds=seconds)
         else:
-            settlement = self._judged(job, error)
-        self._seconds[job.id, job.lease_token] = seconds
+            settlement = replace(self._judged(job, error), seconds=seconds)
         assert self._settling is not None
         self._settling.put(settlement)
+
+    def _withdrawn(self, job: Job) -> None:
+        assert self._settling is not None
+        self._give_back([job], self._settling)
 
     def _judged(self, job: Job, error: BaseException) -> Settlement:
         try:
@@ -308,7 +312,7 @@ class JobWorker:
         """A result as it is kept, if it can be; or what is wrong with the handler that gave it."""
         try:
             return codec.encode(result), None
-        except PayloadError as error:
+        except Exception as error:
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 return None, ConfigError(f"the handler gave a generator, of which nothing has run: {result!r}")
             # The work is done, and must not be done again for the sake of a value that nobody can read.
@@ -318,20 +322,24 @@ class JobWorker:
     def _written(self, outcomes: Sequence[tuple[Settlement, bool]]) -> None:
         took: defaultdict[JobResult, list[float]] = defaultdict(list)
         for settlement, applied in outcomes:
-            lease = (settlement.job_id, settlement.token)
-            self._holdings.drop(*lease)
+            self._holder.forget((settlement.job_id, settlement.token))
             if not applied:
-                _log.warning("queue %r, job %r: lost before its outcome was kept", self._dispatch.queue, lease[0])
-            if (seconds := self._seconds.pop(lease, None)) is not None:
-                took[_RESULTS[settlement.kind] if applied else "lost"].append(seconds)
+                job = (self._dispatch.queue, settlement.job_id)
+                _log.warning("queue %r, job %r: lost before its outcome was kept", *job)
+            if settlement.seconds is not None:
+                took[_RESULTS[settlement.kind] if applied else "lost"].append(settlement.seconds)
         if self._running is not None:
             self._running.freed.set()
         for result, seconds_each in took.items():
             self._dispatch.metrics.ran(result, seconds_each)
 
-    def _lost(self, job_id: str, token: int) -> None:
-        seconds = None if self._running is None else self._running.lose(job_id, token)
+    def _lost(self, job: Job, reason: str) -> None:
+        seconds = None if self._running is None else self._running.lose(lease_key(job))
         if seconds is not None:
             self._dispatch.metrics.stale("renew", 1)
             self._dispatch.metrics.ran("lost", [seconds])
-            _log.warning("queue %r, job %r: lost, its handler is cancelled", self._dispatch.queue, job_id)
+            _log.warning("queue %r, job %r: lost, its handler is cancelled", self._dispatch.queue, job.id)
+
+
+def _stopped() -> Retry:
+    return Retry("the worker was stopped", delay=0)

@@ -43,7 +43,7 @@ class Clock:
 
 
 SYSTEM_CLOCK: Final = Clock()
-"""The clock of whoever was not given another."""
+"""The clock where none is given."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ class _Sleeper:
 class ManualClock(Clock):
     """A clock that goes on by itself and can be moved forward, from any thread and for sleepers on any loop.
 
-    Whoever sleeps or waits ends when its time is up, whether that time was lived through or skipped.
+    A sleep or a wait ends when its time is up, whether that time was lived through or skipped.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ManualClock(Clock):
         return time.monotonic() + math.fsum(self._moves)
 
     def advance(self, seconds: float) -> None:
-        """Skip ``seconds``; whoever is due by then wakes as soon as its loop comes to it."""
+        """Skip ``seconds``; every wait that is due by then ends as soon as its loop comes to it."""
         self._moves.append(rules.number("seconds", seconds, least=0))
         for sleeper in list(self._sleepers):
             try:

@@ -1,4 +1,4 @@
-"""Names that nobody else has."""
+"""Unique names."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def sortables(count: int) -> list[str]:
 
 
 def process_name() -> str:
-    """What a process is called if nobody named it: its pod or host, and its number there."""
+    """The default name of a process: its pod or host, and its process ID."""
     given = os.environ.get("POD_NAME") or socket.gethostname()
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', given)[:180] or 'process'}-{os.getpid()}"

@@ -175,6 +175,8 @@ class Threads:
 
     def _fail(self, done: asyncio.Future[_T], error: BaseException) -> None:
         self._busy -= 1
+        if isinstance(error, StopIteration):  # which no future takes: it would never be done
+            error = RuntimeError("the function raised StopIteration")
         if not done.done():
             done.set_exception(error)
 
@@ -185,6 +187,15 @@ async def on_private_loop(work: Coroutine[Any, Any, _T]) -> _T:
     if asyncio.get_running_loop() is loop:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def result_from_private_loop(work: Coroutine[Any, Any, _T], seconds: float) -> _T:
+    """The outcome of ``work``, run on the private loop, for a thread that waits; cancelled after ``seconds``."""
+    running = asyncio.run_coroutine_threadsafe(work, PRIVATE_LOOP.loop())
+    try:
+        return running.result(seconds)
+    finally:
+        running.cancel()
 
 
 async def _cancel_all() -> None:

@@ -1,4 +1,4 @@
-"""What is kept because it was needed lately, and made anew when it is needed again."""
+"""A bounded cache: it keeps what was added last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _V = TypeVar("_V")
 
 
 class Recent(dict[_K, _V]):
-    """A dict of at most ``most`` entries; whoever adds one by :meth:`keep` loses that which was kept longest ago."""
+    """A dict of at most ``most`` entries; :meth:`keep` removes the entry that was kept longest ago."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

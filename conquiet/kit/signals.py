@@ -54,7 +54,7 @@ class _StopRequest:
 
     def remove(self) -> None:
         self._stop = None
-        # Somebody who came later may stand on top: then this one stays below, and only passes on.
+        # A handler that was installed later may be on top: then this one stays below, and only passes on.
         if self._is_installed():
             with suppress(ValueError):  # an iterator that ended in another thread than it began in
                 signal.signal(self._number, self._previous)

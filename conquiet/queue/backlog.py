@@ -1,4 +1,4 @@
-"""How much is waiting: a look that costs little and changes nothing."""
+"""The backlog of a consumer group, read at bounded cost and without side effects."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["BacklogStats", "backlog_commands", "backlog_of"]
 
 @dataclass(frozen=True, slots=True)
 class BacklogStats:
-    """A group's backlog at one moment, as the server told it."""
+    """A group's backlog at one moment, as the server reports it."""
 
     length: int
-    """Entries in the stream, acknowledged ones included: nothing trims it."""
+    """Entries in the stream, acknowledged ones included: the library does not trim it."""
     pending: int
     """Entries delivered and not acknowledged."""
     pending_by_consumer: Mapping[str, int]
@@ -32,15 +32,15 @@ class BacklogStats:
     oldest_pending_id: str | None
     """The lowest ID among the pending, or ``None``."""
     oldest_pending_idle_ms: int | None
-    """For how long nobody has touched that entry, or ``None``."""
+    """Milliseconds since that entry was last delivered or claimed, or ``None``."""
     last_delivered_id: str
-    """Everything up to this ID has been delivered to somebody."""
+    """The group has delivered every entry up to this ID."""
     lag: int | None
-    """Entries not delivered to anybody yet; ``None`` where the server cannot tell (before Redis 7)."""
+    """Consumer lag: entries not delivered yet; ``None`` where the server does not know it (before Redis 7)."""
 
 
 def backlog_commands(stream: str, group: str) -> tuple[bytes, ...]:
-    """The questions; each costs the same however long the stream and the pending list are."""
+    """The commands that read it; each costs the same however long the stream and the pending list are."""
     return (
         xlen(stream),
         xpending_summary(stream, group),
@@ -50,7 +50,7 @@ def backlog_commands(stream: str, group: str) -> tuple[bytes, ...]:
 
 
 def backlog_of(replies: list[Reply], group: str) -> BacklogStats:
-    """The answers."""
+    """The backlog that the replies to :func:`backlog_commands` describe."""
     length, summary_reply, oldest_reply, groups_reply = replies
     summary = pending_summary_of(summary_reply)
     oldest = next(iter(pending_of(oldest_reply)), None)

@@ -1,4 +1,4 @@
-"""What a queue is called and how it reads."""
+"""The names of a queue and the defaults of its reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QueueConfig:
     max_read_count: int = 1
     """How many messages a read asks for, unless it says otherwise; ``QueueConsumer`` insists on 1."""
     claim_idle_ms: int = 60_000
-    """From which age ``claim_stale`` takes a message for abandoned, unless it says otherwise."""
+    """The visibility timeout: ``claim_stale`` takes over a message that is idle for so long, by default."""
 
     def __post_init__(self) -> None:
         rules.text("stream_key", self.stream_key)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, PayloadError, QueueError
 from conquiet.kit import codec, rules
+from conquiet.kit.chunks import chunks
 from conquiet.kit.loopthread import forks
+from conquiet.kit.options import instance
 from conquiet.message import DATA, QueueMessage
 from conquiet.metrics import queue_metrics
 from conquiet.queue.backlog import BacklogStats, backlog_commands, backlog_of
 from conquiet.queue.config import QueueConfig
 from conquiet.wire import streams
 from conquiet.wire.address import Address, AddressLike
+from conquiet.wire.connections import Connections
 from conquiet.wire.interrupt import Interrupt
-from conquiet.wire.lane import running_loop
-from conquiet.wire.link import Link
+from conquiet.wire.shared_connection import running_loop
 
 __all__ = ["RedisStreamsQueue"]
 
@@ -35,18 +37,17 @@ class RedisStreamsQueue:
     """Redis Streams as they are: at-least-once delivery, explicit acknowledgment, every failure raised.
 
     No loop, no retry, no buffer, no background work. A message that was read stays pending until it is
-    acknowledged; if its reader dies, whoever calls :meth:`claim_stale` gets it again. Reads and claims of one
-    queue may run side by side, and a read that blocks never delays an acknowledgment.
+    acknowledged; if its reader dies, a consumer that calls :meth:`claim_stale` gets it again. Reads and claims of
+    one queue may run side by side, and a read that blocks never delays an acknowledgment.
 
-    ``client`` is a ``redis.asyncio`` client (standalone, Sentinel or Cluster), a URL or an address. Of a
-    client only the settings are used: its own connections stay as they are, and it stays yours to close.
+    ``client`` is a ``redis.asyncio`` client (standalone, Sentinel or Cluster), a URL or an address. The
+    queue uses only the settings of a client: it does not touch the client's connections and does not close it.
     """
 
     def __init__(self, client: AddressLike, config: QueueConfig) -> None:
-        if not isinstance(config, QueueConfig):
-            raise ConfigError(f"config must be a QueueConfig, not {config!r}")
+        instance("config", config, of=QueueConfig)
         self._config = config
-        self._link = Link(Address.of(client))
+        self._link = Connections(Address.of(client))
         self._metrics = queue_metrics(config.stream_key)
         self._xadd_head = streams.xadd_head(config.stream_key, DATA)
         self._has_group = False
@@ -68,7 +69,7 @@ class RedisStreamsQueue:
         if self._has_group:
             return
         here = (running_loop(), forks())
-        if self._created_at != here:  # whoever had the lock elsewhere may never give it back
+        if self._created_at != here:  # a task of another loop may hold the old lock for ever
             self._created_at, self._creating_group = here, asyncio.Lock()
         async with self._creating_group:
             if not self._has_group:
@@ -76,7 +77,7 @@ class RedisStreamsQueue:
                 self._has_group = True
 
     async def aclose(self) -> None:
-        """Close the connections. What was read and not acknowledged stays pending."""
+        """Close the connections, within a second. What was read and not acknowledged stays pending."""
         await self._link.aclose()
 
     async def __aenter__(self) -> Self:
@@ -110,7 +111,7 @@ class RedisStreamsQueue:
         """
         values = _all_encoded(payloads)
         ids: list[str] = []
-        for chunk in _chunks(values):
+        for chunk in chunks(values, _CHUNK, _CHUNK_BYTES, len):
             ids += await self._append(chunk, ids, len(values))
         return ids
 
@@ -135,10 +136,10 @@ class RedisStreamsQueue:
             self._metrics.acked(await self._link.call(key, streams.xack(key, group, ids)))
 
     async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
-        """Take over up to ``count`` messages that nobody has touched for ``min_idle_ms``, whoever had them.
+        """Take over up to ``count`` messages of any consumer that have been idle for ``min_idle_ms``.
 
-        Best effort: not fair, not complete, not in order; Redis decides what is idle. A message that was
-        deleted or trimmed away meanwhile is taken off the pending list, with a warning in the log.
+        Best effort: not fair, not complete, not in order; Redis decides what is idle. A message whose entry was
+        deleted or trimmed is taken off the pending list, with a warning in the log.
         """
         idle = rules.integer("min_idle_ms", _or(min_idle_ms, self._config.claim_idle_ms), least=0)
         rules.integer("count", count, least=1)
@@ -158,7 +159,7 @@ class RedisStreamsQueue:
         return [QueueMessage(key, group, id, fields, deliveries[id]) for id, fields in entries]
 
     async def backlog_stats(self) -> BacklogStats:
-        """How much waits and for how long: one round trip of bounded cost, no side effects."""
+        """The backlog of the group: one round trip of bounded cost, no side effects."""
         await self.open()
         key, group, _ = self._names
         replies = await self._link.call_many(key, backlog_commands(key, group))
@@ -174,7 +175,8 @@ class RedisStreamsQueue:
     async def _read(self, block_ms: int | None, count: int | None, interrupt: Interrupt) -> list[QueueMessage]:
         block = rules.integer("block_ms", _or(block_ms, self._config.block_ms), least=1)
         most = rules.integer("count", _or(count, self._config.max_read_count), least=1)
-        await self.open()
+        if not self._has_group and not await interrupt.ends(self.open):
+            return []
         key, group, name = self._names
         command = streams.xreadgroup(key, group, name, count=most, block_ms=block)
         started = time.perf_counter()
@@ -188,8 +190,16 @@ class RedisStreamsQueue:
     async def _create_group(self) -> None:
         key, group, _ = self._names
         [reply] = await self._link.call_many(key, (streams.xgroup_create(key, group, "0-0"),))
-        if isinstance(reply, Exception) and not str(reply).startswith("BUSYGROUP"):
+        if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
+            return
+        # A server whose memory is full refuses to make even what is there.
+        if "maxmemory" not in str(reply) or not await self._is_group_there():
             self._link.refuse(key, reply)
+
+    async def _is_group_there(self) -> bool:
+        key, group, _ = self._names
+        [groups] = await self._link.call_many(key, (streams.xinfo_groups(key),))
+        return not isinstance(groups, Exception) and streams.group_named(groups, group) is not None
 
     async def _append(self, chunk: Sequence[bytes], before: Sequence[str | None], total: int) -> list[str]:
         head, xadd = self._xadd_head, streams.xadd
@@ -234,26 +244,6 @@ def _all_encoded(payloads: Iterable[object]) -> list[bytes]:
     except PayloadError as error:
         raise PayloadError(f"payloads[{len(values)}]: {error.path}", error.reason) from None
     return values
-
-
-def _chunks(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """``values`` in runs that are small enough to hold neither side up: by number, and by size."""
-    for start in range(0, len(values), _CHUNK):
-        chunk = values[start : start + _CHUNK]
-        if sum(map(len, chunk)) <= _CHUNK_BYTES:
-            yield chunk
-        else:
-            yield from _by_size(chunk)
-
-
-def _by_size(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    start = size = 0
-    for at, value in enumerate(values):
-        if at > start and size + len(value) > _CHUNK_BYTES:
-            yield values[start:at]
-            start, size = at, 0
-        size += len(value)
-    yield values[start:]
 
 
 def _partial(reason: str, known: Sequence[str | None], total: int) -> QueueError:

@@ -1,4 +1,4 @@
-"""A handler inside a database transaction, whatever the database's driver is like."""
+"""Runs a handler inside a database transaction, with any driver, sync or async."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ __all__ = ["DbFactory", "DbTx", "Handler", "Transactions"]
 
 _log = logging.getLogger("conquiet.queue")
 _ROLLBACK: Final = 10.0
+_PATIENCE: Final = 10.0
+"""Seconds for which a cancelled run waits for what its thread is doing, which cannot be stopped."""
 _ATTEMPTS: Final = 3
-"""How often a rollback is begun that was itself cancelled, as by whoever cancels all tasks there are."""
+"""How often a rollback is begun that was itself cancelled, as by code that cancels all tasks."""
 
 
 class DbTx(Protocol):
@@ -50,7 +52,7 @@ class DbFactory(Protocol[_Tx_co]):
 
 
 Handler: TypeAlias = Callable[[QueueMessage, _Tx], Awaitable[None] | None]
-"""What is done with a message within a transaction; may be ``async``."""
+"""Handles a message within a transaction; may be ``async``."""
 
 
 class Transactions(Generic[_Tx]):
@@ -79,7 +81,7 @@ class Transactions(Generic[_Tx]):
             tx = await self._call(self._begun, begun)
             begun[:] = [tx]
             await self._call(self._handler, message, tx)
-            await self._call(tx.commit)
+            await self._call(self._committed, begun)
         except BaseException as error:
             await self._roll_back(begun, error)
             raise
@@ -90,9 +92,15 @@ class Transactions(Generic[_Tx]):
             begun.append(tx)  # here, because a cancelled run hears no more of what a thread returns
         return tx
 
+    def _committed(self, begun: list[_Tx]) -> Any:
+        done = begun[0].commit()
+        if not inspect.isawaitable(done):
+            begun.clear()  # here, too: what is committed is not rolled back, whether or not the run hears of it
+        return done
+
     async def _roll_back(self, begun: list[_Tx], error: BaseException) -> None:
         def rollback() -> Any:
-            # Looked up only now: on the thread, after a begin that was still under way when the run was cancelled.
+            # Looked up only now: on the thread, after a begin or commit that was under way when the run was cancelled.
             return begun[0].rollback() if begun else None
 
         deadline = anyio.current_time() + _ROLLBACK
@@ -110,7 +118,7 @@ class Transactions(Generic[_Tx]):
                 error.add_note(f"The rollback was given up after {_ROLLBACK:g} s.")
             is_over = True
 
-        # A cancelled run must not leave the transaction open, whoever loses patience meanwhile, and with whom.
+        # A cancelled run must not leave the transaction open, also if it or the rollback is cancelled again.
         cancelled: asyncio.CancelledError | None = None
         for _ in range(_ATTEMPTS):
             try:
@@ -132,9 +140,9 @@ class Transactions(Generic[_Tx]):
         try:
             result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
-            # A thread cannot be stopped: wait, since a rollback behind its back would tear the transaction.
+            # A cancelled caller finds the transaction ended; after a while, the thread ends it alone.
             if patient:
-                with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(_PATIENCE, shield=True):
                     await asyncio.wait([future])
             raise
         if error is not None:

@@ -11,15 +11,15 @@ from conquiet.sync._portal import call
 from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 
 __all__ = ["connected", "find", "not_legacy", "opened"]
 
 
 def opened(place: Place) -> Site:
     """A way to ``place`` that connects with the first call; ``ConfigError`` for a URL that cannot be one."""
-    return Site(Link(Address.of(place.url)), Keys(place.namespace))
+    return Site(Connections(Address.of(place.url)), Keys(place.namespace))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from conquiet.errors import DataLostError, GroupLostError, QueueError
 from conquiet.kit.clock import SYSTEM_CLOCK
-from conquiet.kit.patience import patiently
+from conquiet.kit.retrying import patiently
 from conquiet.spark.bounding import Bounds
 from conquiet.spark.connection import find, opened
 from conquiet.spark.failures import briefly

@@ -7,7 +7,7 @@ by threads, survive ``fork`` and can be pickled. A handler is a plain function a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import conquiet as core
 from conquiet import (
@@ -36,8 +36,10 @@ from conquiet import (
     Job,
     JobHealth,
     JobPage,
+    JobRetention,
     JobSpec,
     JobState,
+    JobStateError,
     JobStore,
     JsonCodec,
     Keep,
@@ -74,7 +76,7 @@ from conquiet import (
     UnknownJobError,
     UnknownTopicError,
 )
-from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.options import takes
 from conquiet.sync._balance import StreamBalancer, StreamLease
 from conquiet.sync._bridge import Facade, Twin, blocking, passing
 from conquiet.sync._jobs import JobQueue, JobWorker, MemoryStore, PostgresStore, RedisStore
@@ -82,7 +84,7 @@ from conquiet.sync._portal import call
 from conquiet.sync._queue import EmbeddedRedis, QueueConsumer, RedisStreamsQueue
 from conquiet.sync._signals import StoppedBySignals
 from conquiet.sync._topics import Delivery, admin_of, consume, subscribe
-from conquiet.topics.codec import JSON
+from conquiet.topics.options import BrokerKeywords, BrokerOptions
 from conquiet.topics.registry import TopicLike
 from conquiet.wire.address import AddressLike
 
@@ -117,8 +119,10 @@ __all__ = [
     "JobHealth",
     "JobPage",
     "JobQueue",
+    "JobRetention",
     "JobSpec",
     "JobState",
+    "JobStateError",
     "JobStore",
     "JobWorker",
     "JsonCodec",
@@ -194,53 +198,14 @@ class Admin(Twin[core.Admin]):
 class Broker(Facade[core.Broker]):
     __doc__ = core.Broker.__doc__
 
-    def __init__(
-        self,
-        client: AddressLike,
-        *,
-        namespace: str = "",
-        codec: Codec = JSON,
-        partitioner: Partitioner | None = None,
-        auto_create: TopicDefaults | None = None,
-        dedup_window: float = 600.0,
-        dedup_size: int = 100_000,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(
-            core.Broker,
-            Address.of(client),
-            namespace=namespace,
-            codec=codec,
-            partitioner=partitioner,
-            auto_create=auto_create,
-            dedup_window=dedup_window,
-            dedup_size=dedup_size,
-            clock=clock,
-        )
+    @takes(BrokerOptions)
+    def __init__(self, client: AddressLike, **options: Unpack[BrokerKeywords]) -> None:
+        super().__init__(core.Broker, Address.of(client), **options)
 
     @classmethod
-    def connect(
-        cls,
-        url: str,
-        *,
-        namespace: str = "",
-        codec: Codec = JSON,
-        partitioner: Partitioner | None = None,
-        auto_create: TopicDefaults | None = None,
-        dedup_window: float = 600.0,
-        dedup_size: int = 100_000,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> Self:
-        return cls(
-            url,
-            namespace=namespace,
-            codec=codec,
-            partitioner=partitioner,
-            auto_create=auto_create,
-            dedup_window=dedup_window,
-            dedup_size=dedup_size,
-            clock=clock,
-        )
+    @takes(BrokerOptions)
+    def connect(cls, url: str, **options: Unpack[BrokerKeywords]) -> Self:
+        return cls(url, **options)
 
     @property
     def admin(self) -> Admin:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 from conquiet import balance as core
 from conquiet.balance import StreamEvent
-from conquiet.balance.options import KeyspaceHint
-from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.balance.options import BalanceKeywords, BalanceOptions
+from conquiet.kit.options import takes
 from conquiet.message import QueueMessage
 from conquiet.sync._bridge import blocking, items, passing
 from conquiet.sync._portal import call, plain
@@ -55,73 +55,14 @@ class _Balancer(core.StreamBalancer):
 class StreamBalancer(StoppedBySignals[core.StreamBalancer]):
     __doc__ = core.StreamBalancer.__doc__
 
-    def __init__(
-        self,
-        client: AddressLike,
-        *,
-        service: str,
-        consumer: str | None = None,
-        lease_ttl: float = 15.0,
-        max_streams: int = 1000,
-        auto_claim: bool = False,
-        rebalance: bool | None = None,
-        progress_timeout: float | None = None,
-        sweep_interval: float | None = None,
-        event_buffer: int = 1000,
-        keyspace_hint: KeyspaceHint | None = None,
-        handle_signals: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(
-            _Balancer,
-            Address.of(client),
-            service=service,
-            consumer=consumer,
-            lease_ttl=lease_ttl,
-            max_streams=max_streams,
-            auto_claim=auto_claim,
-            rebalance=rebalance,
-            progress_timeout=progress_timeout,
-            sweep_interval=sweep_interval,
-            event_buffer=event_buffer,
-            keyspace_hint=keyspace_hint,
-            handle_signals=handle_signals,
-            clock=clock,
-        )
+    @takes(BalanceOptions)
+    def __init__(self, client: AddressLike, **options: Unpack[BalanceKeywords]) -> None:
+        super().__init__(_Balancer, Address.of(client), **options)
 
     @classmethod
-    def connect(
-        cls,
-        url: str,
-        *,
-        service: str,
-        consumer: str | None = None,
-        lease_ttl: float = 15.0,
-        max_streams: int = 1000,
-        auto_claim: bool = False,
-        rebalance: bool | None = None,
-        progress_timeout: float | None = None,
-        sweep_interval: float | None = None,
-        event_buffer: int = 1000,
-        keyspace_hint: KeyspaceHint | None = None,
-        handle_signals: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> Self:
-        return cls(
-            url,
-            service=service,
-            consumer=consumer,
-            lease_ttl=lease_ttl,
-            max_streams=max_streams,
-            auto_claim=auto_claim,
-            rebalance=rebalance,
-            progress_timeout=progress_timeout,
-            sweep_interval=sweep_interval,
-            event_buffer=event_buffer,
-            keyspace_hint=keyspace_hint,
-            handle_signals=handle_signals,
-            clock=clock,
-        )
+    @takes(BalanceOptions)
+    def connect(cls, url: str, **options: Unpack[BalanceKeywords]) -> Self:
+        return cls(url, **options)
 
     @property
     def consumer(self) -> str:
@@ -149,4 +90,4 @@ class StreamBalancer(StoppedBySignals[core.StreamBalancer]):
             call(self._core().run, cast("Any", plain("handler", handler, "stream", "lease")))
 
     def _wants_signals(self) -> bool:
-        return bool(self._recipe[2]["handle_signals"])
+        return self._core()._options.handle_signals

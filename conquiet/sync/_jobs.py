@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, Unpack, cast
 
 from conquiet import jobs as core
 from conquiet.errors import ConfigError
-from conquiet.jobs import Job, Keep
-from conquiet.jobs.queue import KEEP, KEEP_FAILED, RETRY
+from conquiet.jobs import Job
+from conquiet.jobs import options as given
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.options import takes
 from conquiet.kit.policy import RetryPolicy
 from conquiet.kit.signals import stop_on_signals
 from conquiet.sync._bridge import Facade, Twin, blocking, passing
@@ -38,12 +38,14 @@ class MemoryStore(Facade[core.MemoryStore]):
 class RedisStore(Facade[core.RedisStore]):
     __doc__ = core.RedisStore.__doc__
 
-    def __init__(self, client: AddressLike, *, namespace: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(core.RedisStore, Address.of(client), namespace=namespace, clock=clock)
+    @takes(given.RedisStoreOptions)
+    def __init__(self, client: AddressLike, **options: Unpack[given.RedisStoreKeywords]) -> None:
+        super().__init__(core.RedisStore, Address.of(client), **options)
 
     @classmethod
-    def connect(cls, url: str, *, namespace: str = "", clock: Clock = SYSTEM_CLOCK) -> Self:
-        return cls(url, namespace=namespace, clock=clock)
+    @takes(given.RedisStoreOptions)
+    def connect(cls, url: str, **options: Unpack[given.RedisStoreKeywords]) -> Self:
+        return cls(url, **options)
 
     @property
     def clock(self) -> Clock:
@@ -56,12 +58,14 @@ class RedisStore(Facade[core.RedisStore]):
 class PostgresStore(Facade[core.PostgresStore]):
     __doc__ = core.PostgresStore.__doc__
 
-    def __init__(self, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(core.PostgresStore, dsn, schema=schema, pool_size=pool_size, clock=clock)
+    @takes(given.PostgresStoreOptions)
+    def __init__(self, dsn: str, **options: Unpack[given.PostgresStoreKeywords]) -> None:
+        super().__init__(core.PostgresStore, dsn, **options)
 
     @classmethod
-    def connect(cls, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> Self:
-        return cls(dsn, schema=schema, pool_size=pool_size, clock=clock)
+    @takes(given.PostgresStoreOptions)
+    def connect(cls, dsn: str, **options: Unpack[given.PostgresStoreKeywords]) -> Self:
+        return cls(dsn, **options)
 
     @property
     def clock(self) -> Clock:
@@ -79,29 +83,11 @@ Store: TypeAlias = MemoryStore | PostgresStore | RedisStore
 class JobQueue(Twin[core.JobQueue]):
     __doc__ = core.JobQueue.__doc__
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        lease_ttl: float = 5.0,
-        retry: RetryPolicy = RETRY,
-        keep: Keep = KEEP,
-        keep_failed: Keep = KEEP_FAILED,
-        random: Callable[[], float] = random.random,
-    ) -> None:
+    @takes(given.JobQueueOptions)
+    def __init__(self, store: Store, name: str, **options: Unpack[given.JobQueueKeywords]) -> None:
         if not isinstance(store, Facade):
             raise ConfigError(f"store must be a store of conquiet.sync, not {store!r}")
-        super().__init__(
-            core.JobQueue,
-            store,
-            name,
-            lease_ttl=lease_ttl,
-            retry=retry,
-            keep=keep,
-            keep_failed=keep_failed,
-            random=random,
-        )
+        super().__init__(core.JobQueue, store, name, **options)
 
     @property
     def name(self) -> str:
@@ -140,29 +126,13 @@ class JobQueue(Twin[core.JobQueue]):
 class JobWorker(Twin[core.JobWorker]):
     __doc__ = core.JobWorker.__doc__
 
+    @takes(given.JobWorkerOptions)
     def __init__(
-        self,
-        queue: JobQueue,
-        handler: Callable[[Job], Any],
-        *,
-        concurrency: int = 10,
-        execution_timeout: float | None = None,
-        drain_timeout: float = 30.0,
-        name: str | None = None,
-        handle_signals: bool = True,
+        self, queue: JobQueue, handler: Callable[[Job], Any], **options: Unpack[given.JobWorkerKeywords]
     ) -> None:
         if not isinstance(queue, JobQueue):
             raise ConfigError(f"queue must be a conquiet.sync.JobQueue, not {queue!r}")
-        super().__init__(
-            _worker,
-            queue,
-            handler,
-            concurrency=concurrency,
-            execution_timeout=execution_timeout,
-            drain_timeout=drain_timeout,
-            name=name,
-            handle_signals=handle_signals,
-        )
+        super().__init__(_worker, queue, handler, **options)
 
     @property
     def name(self) -> str:
@@ -177,13 +147,14 @@ class JobWorker(Twin[core.JobWorker]):
 
     def run(self) -> None:
         # The core cannot see to signals: it does not run on the main thread, where alone they can be handled.
-        with stop_on_signals(self.stop) if self._recipe[2]["handle_signals"] else nullcontext():
+        with stop_on_signals(self.stop) if self._core()._life.handles_signals else nullcontext():
             call(self._core().run)
 
 
-def _worker(queue: core.JobQueue, handler: Callable[[Job], Any], *, concurrency: int, **options: Any) -> core.JobWorker:
+def _worker(
+    queue: core.JobQueue, handler: Callable[[Job], Any], **options: Unpack[given.JobWorkerKeywords]
+) -> core.JobWorker:
     """A core worker for a plain handler: in a pool of threads, or on the thread that runs it if one is enough."""
     plain("handler", handler, "job")
-    if concurrency == 1:
-        return core.JobWorker(queue, on_caller(handler), concurrency=1, **options)
-    return core.JobWorker(queue, handler, concurrency=concurrency, **options)
+    alone = given.JobWorkerOptions(**options).concurrency == 1
+    return core.JobWorker(queue, on_caller(handler) if alone else handler, **options)

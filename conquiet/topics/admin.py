@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from conquiet.errors import ConfigError, UnknownTopicError
+from conquiet.errors import ConfigError, QueueError, UnknownTopicError
 from conquiet.kit import codec, rules
+from conquiet.kit.options import instance
+from conquiet.kit.recent import Recent
 from conquiet.topics import deadletter, description, growth, removal, replay, retention
 from conquiet.topics.backlog import PendingPage, pending_page
 from conquiet.topics.deadletter import DeadLetter
@@ -24,6 +26,8 @@ from conquiet.wire.streams import pack
 __all__ = ["Admin"]
 
 _CONFIGURE: Final = Script.named("topic_configure")
+_MOST_GROWTHS: Final = 100
+"""Of how many growths it is remembered that they failed."""
 
 
 class Admin:
@@ -36,6 +40,8 @@ class Admin:
     def __init__(self, site: Site, registry: Registry) -> None:
         self._site = site
         self._registry = registry
+        self._growths: Recent[tuple[str, int], None] = Recent(_MOST_GROWTHS)
+        """Calls that failed, and may have been done all the same."""
 
     # --- looking ----------------------------------------------------------------------------------------
 
@@ -88,14 +94,22 @@ class Admin:
 
     async def grow(self, topic: str, partitions: int) -> TopicInfo:
         """Give a topic more partitions, keeping the order of each key's messages; takes about two seconds."""
-        found = await self._own(topic, "grow")
-        await growth.grow(self._site, self._registry, found.name, partitions)
-        return await self.describe_topic(topic)
+        try:
+            found = await self._own(topic, "grow")
+            if (topic, partitions) in self._growths and found.partitions == partitions:
+                await growth.announce(self._site, self._registry, found)  # it was done, and not answered
+            else:
+                await growth.grow(self._site, self._registry, found.name, partitions)
+            info = await self.describe_topic(topic)
+        except QueueError:
+            self._growths.keep((topic, partitions), None)
+            raise
+        self._growths.pop((topic, partitions), None)
+        return info
 
     async def configure(self, topic: str, retention: Retention) -> TopicInfo:
         """Change what a topic keeps; producers and consumers go by it within seconds."""
-        if not isinstance(retention, Retention):
-            raise ConfigError(f"retention must be a Retention, not {retention!r}")
+        instance("retention", retention, of=Retention)
         found = await self._own(topic, "configure")
         key = self._site.keys.meta(found.name)
         policies = codec.encode({"retention": retention.plain()})

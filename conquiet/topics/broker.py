@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
-from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.options import instance, takes
+from conquiet.kit.service import to_its_end
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import TopicsCollector
 from conquiet.topics.admin import Admin
-from conquiet.topics.codec import JSON, Codec
 from conquiet.topics.handling import BatchHandler, Handler
 from conquiet.topics.observation import Collector
-from conquiet.topics.options import Retention, SubscribeOptions, TopicDefaults
-from conquiet.topics.partitioner import Partitioner
+from conquiet.topics.options import BrokerKeywords, BrokerOptions, Retention, SubscribeOptions
 from conquiet.topics.producer import Producer
 from conquiet.topics.registry import LegacyTopic, Registry, TopicLike, checked_topic
 from conquiet.topics.site import Site
 from conquiet.topics.subscription import Messages, Subscription
 from conquiet.wire.address import Address, AddressLike
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys, name
-from conquiet.wire.link import Link
 from conquiet.wire.streams import pack
 
 __all__ = ["Broker"]
@@ -40,56 +39,21 @@ class Broker:
     that a topic was created with; ``auto_create`` makes unknown topics on first use.
     """
 
-    def __init__(
-        self,
-        client: AddressLike,
-        *,
-        namespace: str = "",
-        codec: Codec = JSON,
-        partitioner: Partitioner | None = None,
-        auto_create: TopicDefaults | None = None,
-        dedup_window: float = 600.0,
-        dedup_size: int = 100_000,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        for method in ("encode", "decode"):
-            if not callable(getattr(codec, method, None)):
-                raise ConfigError(f"codec must have a method {method}, not be {codec!r}")
-        if auto_create is not None and not isinstance(auto_create, TopicDefaults):
-            raise ConfigError(f"auto_create must be TopicDefaults, not {auto_create!r}")
-        if not isinstance(clock, Clock):
-            raise ConfigError(f"clock must be a Clock, not {clock!r}")
-        self._site = Site(Link(Address.of(client)), Keys(namespace), clock)
-        self._codec = codec
-        self._registry = Registry(self._site, auto_create)
-        self._producer = Producer(self._site, self._registry, codec, partitioner, dedup_window, dedup_size)
+    @takes(BrokerOptions)
+    def __init__(self, client: AddressLike, **options: Unpack[BrokerKeywords]) -> None:
+        taken = BrokerOptions(**options)
+        self._site = Site(Connections(Address.of(client)), Keys(taken.namespace), taken.clock)
+        self._codec = taken.codec
+        self._registry = Registry(self._site, taken.auto_create)
+        self._producer = Producer(self._site, self._registry, taken)
         self._admin = Admin(self._site, self._registry)
         self._consumers: WeakSet[Subscription | Messages] = WeakSet()
 
     @classmethod
-    def connect(
-        cls,
-        url: str,
-        *,
-        namespace: str = "",
-        codec: Codec = JSON,
-        partitioner: Partitioner | None = None,
-        auto_create: TopicDefaults | None = None,
-        dedup_window: float = 600.0,
-        dedup_size: int = 100_000,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> Self:
+    @takes(BrokerOptions)
+    def connect(cls, url: str, **options: Unpack[BrokerKeywords]) -> Self:
         """A broker at ``url``; ``async with`` checks that the server answers and closes everything at the end."""
-        return cls(
-            url,
-            namespace=namespace,
-            codec=codec,
-            partitioner=partitioner,
-            auto_create=auto_create,
-            dedup_window=dedup_window,
-            dedup_size=dedup_size,
-            clock=clock,
-        )
+        return cls(url, **options)
 
     @property
     def admin(self) -> Admin:
@@ -111,10 +75,16 @@ class Broker:
         await self._site.link.call(key, pack("SCARD", key))
 
     async def aclose(self) -> None:
-        """Stop and leave with every consumer that is still there, then close the connections."""
-        for consumer in list(self._consumers):
-            await consumer.aclose()
-        await self._site.link.aclose()
+        """Stop and leave with every consumer that is still there, then close the connections.
+
+        The connections are closed also when this is cancelled.
+        """
+        try:
+            for consumer in list(self._consumers):
+                await consumer.aclose()
+        finally:
+            # Torn off, it would leave connections that nobody knows of any more.
+            await to_its_end(self._site.link.aclose(), "close")
 
     async def __aenter__(self) -> Self:
         try:
@@ -144,8 +114,7 @@ class Broker:
         refused unless ``adopt`` says that it is meant. The stream stays, and ``legacy`` reads it.
         """
         retention = Retention() if retention is None else retention
-        if not isinstance(retention, Retention):
-            raise ConfigError(f"retention must be a Retention, not {retention!r}")
+        instance("retention", retention, of=Retention)
         if not adopt:
             found = await self._registry.look_up(topic)
             if found is not None and found.legacy:
@@ -222,8 +191,7 @@ class Broker:
             raise ConfigError(f"topic must be a name, a legacy stream or a sequence of these, not {topic!r}")
         topics = [checked_topic(one) for one in topics]
         options = SubscribeOptions() if options is None else options
-        if not isinstance(options, SubscribeOptions):
-            raise ConfigError(f"options must be SubscribeOptions, not {options!r}")
+        instance("options", options, of=SubscribeOptions)
         found = kind(self._site, self._registry, self._codec, topics, group, options, **more)
         self._consumers.add(found)
         return found

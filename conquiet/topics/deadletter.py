@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 from conquiet.errors import ConfigError
 from conquiet.kit import codec, rules
+from conquiet.kit.chunks import by_number, by_size
 from conquiet.kit.ids import incarnation
 from conquiet.message import DATA
 from conquiet.topics.pace import Pace
@@ -154,7 +155,7 @@ async def forward(site: Site, topic: Topic, partition: int, group: str, most: in
     left, moved, pace = _LAST, 0, Pace(most)
     while moved < most and (page := await box.read(min(pace.count, most - moved))):
         pace.saw(page)
-        for chunk in _chunks(page):
+        for chunk in by_size(page, _CHUNK_BYTES, _size):
             if await box.say("", chunk[0][0], *_words(chunk)) < 0:
                 return moved
             left, moved = _next(chunk[-1][0]), moved + len(chunk)
@@ -200,8 +201,7 @@ class _Outbox:
 async def collect(site: Site, topic: Topic, groups: Sequence[str]) -> None:
     """Forward what lies in the outboxes of some groups now, whoever owns the partitions."""
     for index, stream in enumerate(topic.streams(site.keys)):
-        for start in range(0, len(groups), _PAGE):
-            page = groups[start : start + _PAGE]
+        for page in by_number(groups, _PAGE):
             asked = [xlen(site.keys.outbox(stream, group)) for group in page]
             for group, waiting in zip(page, await site.link.call_many(stream, asked), strict=True):
                 if isinstance(waiting, Exception):
@@ -218,17 +218,8 @@ def _words(chunk: Sequence[Entry]) -> Iterator[bytes | int]:
         yield from words
 
 
-def _chunks(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """``entries`` in runs that do not hold the server up."""
-    start = size = 0
-    for at, (_, words) in enumerate(entries):
-        length = sum(map(len, words))
-        if at > start and size + length > _CHUNK_BYTES:
-            yield entries[start:at]
-            start, size = at, 0
-        size += length
-    if start < len(entries):
-        yield entries[start:]
+def _size(entry: Entry) -> int:
+    return sum(map(len, entry[1]))
 
 
 def _next(id: bytes) -> str:
@@ -274,8 +265,8 @@ async def letters_of(site: Site, topic: Topic, ids: Iterable[str], group: str | 
         raise ConfigError(f"ids must be several IDs, not the string {ids!r}")
     wanted = sorted({entry_id("ids", id) for id in ids}, key=place)
     key, found = site.keys.dead_letters(topic.name), list[DeadLetter]()
-    for start in range(0, len(wanted), _PAGE):
-        replies = await site.link.call_many(key, [xrange_one(key, id) for id in wanted[start : start + _PAGE]])
+    for some in by_number(wanted, _PAGE):
+        replies = await site.link.call_many(key, [xrange_one(key, id) for id in some])
         for reply in replies:
             if isinstance(reply, Exception):
                 site.link.refuse(key, reply)
@@ -286,8 +277,8 @@ async def letters_of(site: Site, topic: Topic, ids: Iterable[str], group: str | 
 async def delete(site: Site, topic: Topic, ids: Iterable[str]) -> int:
     """Remove letters; how many were there."""
     key, gone, words = site.keys.dead_letters(topic.name), 0, list(ids)
-    for start in range(0, len(words), _PAGE):
-        gone += await site.link.call(key, pack("XDEL", key, *words[start : start + _PAGE]))
+    for some in by_number(words, _PAGE):
+        gone += await site.link.call(key, pack("XDEL", key, *some))
     return gone
 
 

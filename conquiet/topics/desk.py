@@ -15,6 +15,7 @@ from conquiet.topics.delivery import Delivery
 from conquiet.topics.exchange import Exchanges, Kind, Step, Taken
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.partition import Partition, kind_of
+from conquiet.topics.registry import id_order
 from conquiet.topics.retry import Bury, Done, Outcome, Park, judge, reject
 from conquiet.topics.site import Site
 from conquiet.wire.parser import Reply
@@ -174,6 +175,8 @@ class Desk:
         part.failed[:0] = step.failed
         if step.kind in ("take", "takeover") and step.asked and part.page is None:
             part.page = "-"
+        if part.lease.lost:
+            self.abandon(part)  # nobody asks again, and whoever waits for it has to hear
 
     def _refused(self, part: Partition, error: Exception) -> None:
         part.ask_at = self._site.clock.monotonic() + AFTER_ERROR.delay(part.failures)
@@ -199,7 +202,7 @@ class Desk:
         elif step.kind == "takeover":
             self._took_over(part, answer)
         elif step.kind != "suspect":
-            self._wrote_failures(step)
+            self._wrote_failures(step, answer[1])
         self._flush_timings(part)
         if not part.held and not part.leaving:
             part.settled.set()
@@ -212,6 +215,9 @@ class Desk:
         if step.failed or not step.acks:
             part.metrics.fenced(part.index, operation, max(len(step.failed), 1))
         self.refuse([*step.acks, *(delivery for delivery, _ in step.failed)], part)
+        self._lose(part)
+
+    def _lose(self, part: Partition) -> None:
         if not part.lease.lost:
             part.lease.lost = True
             self._watcher.lost(part)
@@ -242,8 +248,10 @@ class Desk:
         for delivery in step.acks:
             self._confirm(delivery)
 
-    def _wrote_failures(self, step: Step) -> None:
+    def _wrote_failures(self, step: Step, count: int) -> None:
         part = step.partition
+        if step.kind == "park" and count < len(step.failed):
+            part.doubt.is_open = True  # what is not pending is not parked either, and would never fall due
         if step.kind == "bury":
             part.outbox = True
             self.letters.set()
@@ -279,11 +287,16 @@ class Desk:
         if part.is_leaving:
             return  # it stays pending, and the next owner takes it over in order
         for taken in self._exchanges.due(part, due):
-            self._admit(part, taken, part.admit_due)
+            if not part.has(taken.delivery.id):  # else the server has forgotten that it was due before
+                self._admit(part, taken, part.admit_due)
         if fresh:
             part.last_id = fresh[-1][0].decode()
             part.taken += len(fresh)
             part.metrics.consumed(part.index, len(fresh))
+            newest, part.doubt.newest = part.doubt.newest, max(part.doubt.newest, id_order(part.last_id))
+            if id_order(fresh[0][0].decode()) <= newest:
+                self._took_again(part, fresh)
+                return
             admit = part.admit
             for taken in self._exchanges.fresh(part, fresh):
                 if taken.is_plain:
@@ -291,12 +304,26 @@ class Desk:
                 else:
                     self._admit(part, taken, admit)
 
+    def _took_again(self, part: Partition, fresh: Sequence[Reply]) -> None:
+        """New entries with IDs of before: the server has forgotten that they, or others, were taken already."""
+        for taken in self._exchanges.fresh(part, fresh):
+            mine = part.in_hand(taken.delivery.id)
+            if mine is None:
+                self._admit(part, taken, part.admit)
+            elif mine._entry != taken.delivery._entry:
+                # Its clock went back, too: what becomes of the one that it lost must not be said of this one.
+                self._lose(part)
+                return
+            elif mine.id in part.parked:
+                self._admit(part, taken, part.admit_due)
+
     def _took_over(self, part: Partition, reply: Sequence[Reply]) -> None:
         _, page, entries, ghosts, last = reply
         if ghosts:
             self._note_ghosts(part, ghosts)
         if part.is_leaving:
             return
+        part.saw_pending(id.decode() for id, *_ in entries)
         found = [taken for taken in self._exchanges.taken_over(part, entries) if not part.has(taken.delivery.id)]
         others = sum(taken.was_others for taken in found)
         if others:
@@ -308,6 +335,7 @@ class Desk:
             part.due_in(0.0, self._site.clock.monotonic())  # the next take tells when the first is due
         part.page = page.decode() or None
         if part.page is None:
+            part.saw_all()
             part.crashed = part.running = ""
             part.last_id = last.decode()
             part.hot = True

@@ -27,7 +27,7 @@ class Gate:
     def __init__(self, site: Site, group: str) -> None:
         self._site = site
         self._group = group
-        self._past: set[int] = set()
+        self._past: set[Growth] = set()
         self._resets: Sequence[object] = ()
 
     async def look(self, topic: Topic, resets: Sequence[object]) -> tuple[dict[int, str], set[int]]:
@@ -54,10 +54,10 @@ class Gate:
 
     async def _steps(self, topic: Topic) -> list[Growth]:
         """The steps that are not past."""
-        for at, step in enumerate(topic.growth):
-            if at not in self._past and await self._is_past(topic, step):
-                self._past.add(at)
-        return [step for at, step in enumerate(topic.growth) if at not in self._past]
+        for step in topic.growth:
+            if step not in self._past and await self._is_past(topic, step):
+                self._past.add(step)
+        return [step for step in topic.growth if step not in self._past]
 
     async def _is_past(self, topic: Topic, step: Growth) -> bool:
         for index, end in enumerate(step.ends):

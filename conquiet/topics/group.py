@@ -1,62 +1,40 @@
-"""One consumer's place in a group: who else is there, what it should own, and the leases on what it owns."""
+"""One member of a group: it joins, owns its share of the partitions, rebalances and leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from conquiet.errors import ConfigError, GroupLostError, QueueError, UnknownTopicError
-from conquiet.kit import codec
 from conquiet.kit.keepalive import Keepalive
 from conquiet.kit.loopthread import on_private_loop
+from conquiet.kit.service import to_its_end
 from conquiet.metrics import GroupMetrics
 from conquiet.topics import growth
-from conquiet.topics.assignment import Seat, assign
+from conquiet.topics.assignment import assign
 from conquiet.topics.gate import HOLD, Gate
+from conquiet.topics.membership import Membership
 from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.partition_leases import Acquired, PartitionLeases
 from conquiet.topics.presence import found_group
-from conquiet.topics.progress import refuse_spark, settled, spark_owned
+from conquiet.topics.progress import refuse_spark, settled
 from conquiet.topics.registry import Registry, Topic, TopicLike
 from conquiet.topics.site import Site
+from conquiet.wire.connections import Connections
 from conquiet.wire.lease import Lease
-from conquiet.wire.link import Link
-from conquiet.wire.parser import Reply
-from conquiet.wire.scripts import Call, Script, run, run_many
-from conquiet.wire.streams import pack
 
-__all__ = ["Acquired", "Crew", "Member"]
+__all__ = ["Crew", "Member"]
 
 _log = logging.getLogger("conquiet.topics")
 
-_ACQUIRE: Final = Script.named("partition_acquire")
-_RELEASE: Final = Script.named("partition_release")
-_BEAT: Final = Script.named("member_beat")
-_LEAVE: Final = Script.named("member_leave")
 _GLANCE: Final = 0.25
 """How often a member looks whether something changed in its group, in seconds: one GET."""
-_PATIENCE: Final = 1.0
-_LOST: Final = {"fail": "fail", "earliest": "0-0", "latest": "$", "resume": "resume"}
-
-
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """A partition that was just taken, and what its last owner left behind."""
-
-    topic: Topic
-    index: int
-    stream: str
-    lease: Lease
-    crashed: str
-    running: str
-    last_id: str
-    limit: str | None = None
 
 
 class Crew(Protocol):
-    """Whoever works on the partitions that a member owns."""
+    """Works on the partitions that a member owns."""
 
     def add(self, acquired: Acquired) -> None:
         """Begin with a partition."""
@@ -79,8 +57,8 @@ class Member:
     """Keeps one consumer in one group of one topic.
 
     Membership and leases are renewed every third of the lease's time from the private loop, so a handler that
-    blocks its own loop costs neither. What to own is computed alike by all members from what they see in Redis;
-    whoever owns too much finishes what it handles and releases, and nobody takes what another still holds.
+    blocks its own loop costs neither. All members compute the same assignment from what they see in Redis. A member
+    that owns too much finishes what it handles and releases it; no member takes what another still holds.
     """
 
     def __init__(
@@ -103,19 +81,22 @@ class Member:
         self._crew = crew
         self._metrics = metrics
         self._topic: Topic | None = None
-        self._leases: dict[int, Lease] = {}
+        self._membership = Membership(site, group, me, options)
+        self._leases = PartitionLeases(site, group, me, options)
         self._draining: dict[int, asyncio.Task[None]] = {}
-        self._known: set[int] = set()
         self._limits: dict[int, str] = {}
         self._resets: list[bytes | None] = []
         self._gate = Gate(site, group)
-        self._since = 0
         self._is_established = False
-        self._generation = b""
         self._look_at = 0.0
         self._changed = asyncio.Event()
-        self._beating = Link(site.link.address)
+        self._beating = Connections(site.link.address)
         self._keepalive = Keepalive(self._beat, options.lease_ttl / 3, site.clock)
+
+    @property
+    def has_topic(self) -> bool:
+        """Whether it has seen its topic: not while it begins to join, nor ever if that failed or was cancelled."""
+        return self._topic is not None
 
     @property
     def topic(self) -> Topic:
@@ -126,7 +107,7 @@ class Member:
     @property
     def owned(self) -> list[int]:
         """The partitions whose leases it holds."""
-        return sorted(self._leases)
+        return sorted(self._leases.held)
 
     # --- from joining to leaving ------------------------------------------------------------------------
 
@@ -138,8 +119,7 @@ class Member:
         if self._topic.legacy and self._options.retry.mode == "requeue":
             raise ConfigError("a legacy stream cannot carry requeued messages: retry there with mode='park'")
         await self._ensure_group(self._topic)
-        now, _ = await self._say_alive()
-        self._since = now
+        self._leases.since, _ = await self._membership.renew(topic.name)
         self._loop = asyncio.get_running_loop()
         await self._keepalive.start()
         await self._rebalance()
@@ -164,15 +144,11 @@ class Member:
             await on_private_loop(self._beating.aclose())
             return
         try:
-            await asyncio.gather(*(self._attempt(self._release(index)) for index in list(self._leases)))
-            await self._attempt(self._sign_off())
+            await asyncio.gather(*(self._attempt(self._release(index)) for index in list(self._leases.held)))
+            await self._attempt(self._membership.end(self._topic_name))
         finally:
             await on_private_loop(self._beating.aclose())
             self._metrics.forget()
-
-    async def _sign_off(self) -> None:
-        keys = self._member_keys()
-        await self._insist(keys[0], _LEAVE(keys, self._me))
 
     async def _attempt(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -182,7 +158,7 @@ class Member:
 
     def lose(self, stream: str) -> None:
         """Somebody was told that a lease is gone: forget it and look again."""
-        for index, lease in list(self._leases.items()):
+        for index, lease in list(self._leases.held.items()):
             if self.topic.stream(self._site.keys, index) == stream:
                 lease.lost = True
                 self._forget(index)
@@ -196,7 +172,7 @@ class Member:
 
     async def regroup(self, stream: str) -> None:
         """The server says that the group is gone: the lease is released, and taking it again decides."""
-        for index in list(self._leases):
+        for index in list(self._leases.held):
             if self.topic.stream(self._site.keys, index) == stream:
                 await self._release(index)
         self._gate.forget()
@@ -205,40 +181,22 @@ class Member:
     # --- being alive, on the private loop ------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        held = list(self._leases.items())
+        held = list(self._leases.held.items())
         try:
-            await self._say_alive(self._beating)
+            await self._membership.beat(self._beating, self._topic_name)
         finally:
             await asyncio.gather(*(self._renew(index, lease) for index, lease in held))
 
     async def _renew(self, index: int, lease: Lease) -> None:
-        asked = self._site.clock.monotonic()
-        [reply] = await run_many(self._beating, lease.key, [lease.renewal(self._site.clock.offset_ms)])
-        lease.renewed(reply, asked)
-        if isinstance(reply, Exception):
-            self._beating.refuse(lease.key, reply)
-        if lease.lost and self._leases.get(index) is lease:  # else it was given up, and the question came too late
+        if await self._leases.renew(self._beating, index, lease):
             self._metrics.fenced(index, "renew", 1)
             stream = self.topic.stream(self._site.keys, index)
             self._loop.call_soon_threadsafe(self._lost, index, lease, stream)
 
     def _lost(self, index: int, lease: Lease, stream: str) -> None:
-        if self._leases.get(index) is lease:
+        if self._leases.held.get(index) is lease:
             _log.warning("group %r: lost the lease of %r", self._group, stream)
             self.lose(stream)
-
-    async def _say_alive(self, link: Link | None = None) -> tuple[int, list[Seat]]:
-        options = self._options
-        modulo, remainder = options.partition_modulo, options.partition_remainder
-        ttl = round(options.lease_ttl * 1000)
-        info = {"most": options.max_partitions, "modulo": modulo, "remainder": remainder, "ttl_ms": ttl}
-        about = codec.encode(info)
-        keys = self._member_keys()
-        call = _BEAT(keys, self._me, about, ttl, self._site.clock.offset_ms)
-        now, generation, *members = await run(link or self._site.link, keys[0], call)
-        if link is None:
-            self._generation = generation
-        return int(now), [_seat(*pair) for pair in zip(members[::2], members[1::2], strict=True)]
 
     # --- who owns what ------------------------------------------------------------------------------------
 
@@ -246,18 +204,16 @@ class Member:
         self._changed.clear()
         if self._site.clock.monotonic() >= self._look_at:
             return True
-        key = self._site.keys.generation(self._topic_name, self._group)
-        # One that a deletion left behind runs out though there is a group of that name again.
-        generation = await self._site.link.call(key, pack("GET", key)) or b"0"
-        return bool(generation != self._generation)
+        return await self._membership.has_changed(self._topic_name)
 
     async def _rebalance(self) -> None:
         topic = await self._current_topic()
-        now, seats = await self._say_alive()
-        owners, next_look = await self._owners(topic, now)
+        now, seats = await self._membership.renew(topic.name)
+        look = await self._leases.owners(topic, now)
+        owners, self._resets = look.members, look.resets
         target = assign(range(topic.partitions), seats, owners)
         wanted = {index for index, member in target.items() if member == self._me}
-        before = set(self._leases)
+        before = set(self._leases.held)
         for index in before - wanted:
             self._hand_over(index)
         # What is its own without its knowing was given, or given back, in a call whose answer never came.
@@ -265,12 +221,13 @@ class Member:
         free = sorted((wanted - owners.keys() | mine) - before - self._draining.keys())
         gated = await self._heed_growth(topic, free)
         asked = [index for index in free if index not in gated]
-        await asyncio.gather(*(self._acquire(topic, index) for index in asked))
-        if set(self._leases) != before:
+        # To its end, also if it is left meanwhile: nobody releases what was given in a call that was torn off.
+        await to_its_end(self._acquire_all(topic, asked), "acquire")
+        if set(self._leases.held) != before:
             self._metrics.rebalanced()
-            self._metrics.owned(len(self._leases))
-        unsettled = any(index not in self._leases or index not in wanted for index in asked)
-        pause = _GLANCE if gated or unsettled or self._limits else self._pause(topic, next_look)
+            self._metrics.owned(len(self._leases.held))
+        unsettled = any(index not in self._leases.held or index not in wanted for index in asked)
+        pause = _GLANCE if gated or unsettled or self._limits else self._pause(topic, look.next_look)
         self._look_at = self._site.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
@@ -279,8 +236,7 @@ class Member:
             return self.topic
         found = await self._registry.look_up(self.topic.name)
         if found is None or found.legacy:
-            key = self._site.keys.generation(self._topic_name, self._group)
-            if await self._site.link.call(key, pack("PTTL", key)) > 0:  # see delete_topic
+            if await self._membership.was_deleted(self._topic_name):
                 raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
             found = await self._registry.restore(self.topic)
             await self._ensure_group(found, "0-0")
@@ -309,49 +265,16 @@ class Member:
         self._is_established = True
         return topic
 
-    async def _owners(self, topic: Topic, now: int) -> tuple[dict[int, str], float]:
-        """Who holds each partition now, and in how many seconds the first of these leases can run out."""
-        leases = [self._lease_key(topic, index) for index in range(topic.partitions)]
-        asked = (self._site.link.call(key, pack("HMGET", key, "owner", "until_ms", "resets")) for key in leases)
-        replies = await asyncio.gather(*asked)
-        self._resets = [resets for _, _, resets in replies]
-        owners: dict[int, str] = {}
-        first = self._options.lease_ttl
-        for index, (owner, until, _) in enumerate(replies):
-            if owner and int(float(until)) > now:
-                owners[index] = owner.decode()
-                if index not in self._leases:
-                    first = min(first, (int(float(until)) - now) / 1000 + 0.02)
-        return owners, first
+    async def _acquire_all(self, topic: Topic, indexes: Iterable[int]) -> None:
+        asked = (self._acquire(topic, index) for index in indexes)
+        for result in await asyncio.gather(*asked, return_exceptions=True):
+            if result is not None:
+                raise result
 
     async def _acquire(self, topic: Topic, index: int) -> None:
-        stream = topic.stream(self._site.keys, index)
-        key, options, clock = self._lease_key(topic, index), self._options, self._site.clock
-        known = "1" if index in self._known else "0"
-        lost = _LOST[options.on_group_lost]
-        ttl = round(options.lease_ttl * 1000)
-        asked = clock.monotonic()
-        call = _ACQUIRE([key, stream], self._me, ttl, clock.offset_ms, self._group, "0-0", self._since, known, lost)
-        try:
-            status, *rest = await self._site.run(stream, call)
-        except QueueError as error:  # one bad partition does not stop the others
-            _log.error("group %r: cannot take %r: %s", self._group, stream, error)
-            return
-        if status == b"OK":
-            self._known.add(index)
-            self._begin(topic, index, stream, rest, asked)
-        elif status == b"SPARK":
-            raise spark_owned(topic, self._group)
-        elif status == b"DELETED":
-            raise GroupLostError(f"group {self._group!r} of topic {topic.name!r} was deleted")
-        elif status == b"NOGROUP":
-            raise GroupLostError(f"group {self._group!r} is gone from {stream!r}, and where it stood is not known")
-
-    def _begin(self, topic: Topic, index: int, stream: str, reply: Iterable[Reply], asked: float) -> None:
-        epoch, crashed, running, last = (part.decode() for part in reply)
-        lease = Lease.acquired(self._lease_key(topic, index), self._me, int(epoch), self._options.lease_ttl, asked)
-        self._leases[index] = lease
-        self._crew.add(Acquired(topic, index, stream, lease, crashed, running, last, self._limits.get(index)))
+        acquired = await self._leases.acquire(topic, index, self._limits.get(index))
+        if acquired is not None:
+            self._crew.add(acquired)
 
     def _hand_over(self, index: int) -> None:
         if index not in self._draining:
@@ -361,8 +284,7 @@ class Member:
         try:
             await self._crew.drain(self.topic.stream(self._site.keys, index))
             await self._release(index)
-            key = self._site.keys.generation(self._topic_name, self._group)
-            await self._site.link.call(key, pack("INCR", key))
+            await growth.call_members(self._site, self._topic_name, self._group)
         except QueueError as error:
             _log.warning("group %r: could not hand partition %d over: %s", self._group, index, error)
         finally:
@@ -370,30 +292,18 @@ class Member:
             self.look_again()
 
     async def _release(self, index: int) -> None:
-        lease = self._leases.get(index)
+        lease = self._leases.held.get(index)
         if lease is None:
             return
         stream = self.topic.stream(self._site.keys, index)
         self._forget(index)  # first: a renewal that comes later must not find it lost
-        call = _RELEASE([lease.key, stream], lease.owner, lease.epoch, self._group)
-        if await self._insist(stream, call) == 0:
+        if not await self._leases.release(stream, lease):
             self._metrics.fenced(index, "release", 1)
 
-    async def _insist(self, key: str, call: Call) -> Reply:
-        """The reply to a call that can be repeated, tried again for a moment if there is none."""
-        until = self._site.clock.monotonic() + _PATIENCE
-        while True:
-            try:
-                return await self._site.run(key, call)
-            except QueueError:
-                if self._site.clock.monotonic() >= until:
-                    raise
-                await self._site.clock.sleep(_PATIENCE / 5)
-
     def _forget(self, index: int) -> None:
-        self._leases.pop(index, None)
+        self._leases.held.pop(index, None)
         self._crew.drop(self.topic.stream(self._site.keys, index))
-        self._metrics.owned(len(self._leases))
+        self._metrics.owned(len(self._leases.held))
 
     def _pause(self, topic: Topic, next_look: float) -> float:
         pause = min(next_look, self._options.lease_ttl / 3)
@@ -407,8 +317,8 @@ class Member:
             return []
         self._limits, closed = await self._gate.look(topic, self._resets)
         # What was taken before the group was set back is kept, and nothing is taken from it.
-        self._limits |= dict.fromkeys(closed & self._leases.keys(), "0-0")
-        for index in self._leases:
+        self._limits |= dict.fromkeys(closed & self._leases.held.keys(), "0-0")
+        for index in self._leases.held:
             self._crew.limit(topic.stream(self._site.keys, index), self._limits.get(index))
         return [index for index in free if index in closed]
 
@@ -418,20 +328,8 @@ class Member:
         """Make sure that the group is on every partition: from now on it misses nothing."""
         start = self._options.start_id if start is None else start
         found = await found_group(self._site, self._registry, topic, self._group, start)
-        self._known = set(range(found.span))
+        self._leases.known = set(range(found.span))
 
     @property
     def _topic_name(self) -> str:
         return self.topic.name
-
-    def _member_keys(self) -> list[str]:
-        keys, names = self._site.keys, (self._topic_name, self._group)
-        return [keys.members(*names), keys.members_info(*names), keys.generation(*names)]
-
-    def _lease_key(self, topic: Topic, index: int) -> str:
-        return self._site.keys.lease(topic.stream(self._site.keys, index), self._group)
-
-
-def _seat(member: bytes, about: bytes) -> Seat:
-    info = codec.decode(about)
-    return Seat(member.decode(), info.get("most"), info.get("modulo"), info.get("remainder"))

@@ -24,7 +24,7 @@ from conquiet.wire.keys import name
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack
 
-__all__ = ["OVERDUE", "call_members", "finish_growth", "grow"]
+__all__ = ["OVERDUE", "announce", "call_members", "finish_growth", "grow"]
 
 OVERDUE: Final = 3.0
 """Seconds after which a growth that was to take effect and was not completed has lost the one who planned it."""
@@ -81,6 +81,12 @@ async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
     registry.forget(topic.name)
     if committed:  # else somebody else has completed it, or the topic is gone
         await registry.enlist(replace(found, partitions=topic.next_count))
+    await _call_all(site, topic.name)
+
+
+async def announce(site: Site, registry: Registry, topic: Topic) -> None:
+    """List the partitions of a topic that has grown, and tell its members; what follows each growth."""
+    await registry.enlist(topic)
     await _call_all(site, topic.name)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from conquiet.kit.loopthread import PRIVATE_LOOP
+from conquiet.kit.loopthread import result_from_private_loop
 from conquiet.metrics import GroupGauges, GroupPartitionGauges, PartitionGauges, TopicsCollector
 from conquiet.topics import description
 from conquiet.topics.description import Counting
 from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 
 __all__ = ["Collector"]
 
@@ -24,20 +23,7 @@ _LEAST: Final = 1_000
 
 
 class Collector(TopicsCollector):
-    """Shows lengths, backlogs and ownership at each scrape, until ``close``."""
-
-    def __init__(self, site: Site, topics: Sequence[str] | None, most_partitions: int) -> None:
-        self._observation = _Observation(site, topics, most_partitions)
-        super().__init__(self._observation.read)
-
-    def close(self) -> None:
-        """Show nothing more, and close the connections. May be called again."""
-        super().close()
-        self._observation.close()
-
-
-class _Observation:
-    """Reads lengths, backlogs and ownership, on connections of its own and within bounds.
+    """Shows lengths, backlogs and ownership at each scrape, until ``close``; over connections of its own.
 
     One reading looks at no more than ``most_partitions`` partitions, each counted once for itself and once for each
     of its groups, and gives up after a few seconds: a scrape must not be the heaviest thing that a server does. For
@@ -45,23 +31,17 @@ class _Observation:
     """
 
     def __init__(self, site: Site, topics: Sequence[str] | None, most_partitions: int) -> None:
-        self._site = Site(Link(site.link.address), site.keys, site.clock)
+        self._site = Site(Connections(site.link.address), site.keys, site.clock)
         self._registry = Registry(self._site)
         self._topics = topics
         self._left = self._most = most_partitions
         self._countable = _COUNTED
-
-    def read(self) -> Sequence[PartitionGauges | GroupPartitionGauges | GroupGauges]:
-        """Everything there is to tell now; called from the thread that scrapes."""
-        work = asyncio.run_coroutine_threadsafe(self._read(), PRIVATE_LOOP.loop())
-        try:
-            return work.result(_PATIENCE)
-        finally:
-            work.cancel()
+        super().__init__(lambda: result_from_private_loop(self._read(), _PATIENCE))
 
     def close(self) -> None:
-        """Close its connections."""
-        asyncio.run_coroutine_threadsafe(self._site.link.aclose(), PRIVATE_LOOP.loop()).result(_PATIENCE)
+        """Show nothing more, and close the connections. May be called again."""
+        super().close()
+        result_from_private_loop(self._site.link.aclose(), _PATIENCE)
 
     async def _read(self) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
         self._left, self._countable = self._most, _COUNTED

@@ -1,20 +1,23 @@
-"""What users decide about a topic, a subscription and its dead letters."""
+"""What users decide about a broker, a topic, a subscription and its dead letters."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypedDict
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
+from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.handlers import checked
+from conquiet.kit.options import check, instance
 from conquiet.kit.policy import RetryPolicy
-from conquiet.topics.partitioner import NAMED
+from conquiet.topics.codec import JSON, Codec
+from conquiet.topics.partitioner import NAMED, Partitioner
 from conquiet.wire.keys import name
 
-__all__ = ["DeadLetterPolicy", "Retention", "SubscribeOptions", "TopicDefaults"]
+__all__ = ["BrokerKeywords", "BrokerOptions", "DeadLetterPolicy", "Retention", "SubscribeOptions", "TopicDefaults"]
 
 OnFull = Literal["grow", "reject", "drop"]
 Order = Literal["unordered", "block_key", "block_partition"]
@@ -45,14 +48,9 @@ class Retention:
     dead_letter_max_age: float | None = None
 
     def __post_init__(self) -> None:
-        for what in ("max_len", "dead_letter_max_len"):
-            if getattr(self, what) is not None:
-                rules.integer(what, getattr(self, what), least=1)
-        for what in ("max_age", "group_expiry", "dead_letter_max_age"):
-            if getattr(self, what) is not None:
-                rules.seconds(what, getattr(self, what))
-        rules.seconds("trim_interval", self.trim_interval)
-        rules.flag("delete_acked", self.delete_acked)
+        check(self, rules.integer, "max_len", "dead_letter_max_len", least=1)
+        check(self, rules.seconds, "max_age", "group_expiry", "trim_interval", "dead_letter_max_age")
+        check(self, rules.flag, "delete_acked")
         rules.one_of("on_full", self.on_full, _ON_FULL)
         if self.on_full != "grow" and self.max_len is None:
             raise ConfigError(f"on_full={self.on_full!r} needs a max_len")
@@ -81,10 +79,45 @@ class TopicDefaults:
     partitioner: str = "murmur2"
 
     def __post_init__(self) -> None:
-        rules.integer("partitions", self.partitions, least=1)
-        rules.one_of("partitioner", self.partitioner, tuple(NAMED))
-        if not isinstance(self.retention, Retention):
-            raise ConfigError(f"retention must be a Retention, not {self.retention!r}")
+        check(self, rules.integer, "partitions", least=1)
+        check(self, rules.one_of, "partitioner", choices=tuple(NAMED))
+        check(self, instance, "retention", of=Retention)
+
+
+class BrokerKeywords(TypedDict, total=False):
+    """:class:`BrokerOptions` as type checkers see them at a call."""
+
+    namespace: str
+    codec: Codec
+    partitioner: Partitioner | None
+    auto_create: TopicDefaults | None
+    dedup_window: float
+    dedup_size: int
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """What ``Broker`` takes beside the address, checked."""
+
+    namespace: str = ""
+    codec: Codec = JSON
+    partitioner: Partitioner | None = None
+    auto_create: TopicDefaults | None = None
+    dedup_window: float = 600.0
+    dedup_size: int = 100_000
+    clock: Clock = SYSTEM_CLOCK
+
+    def __post_init__(self) -> None:
+        for method in ("encode", "decode"):
+            if not callable(getattr(self.codec, method, None)):
+                raise ConfigError(f"codec must have a method {method}, not be {self.codec!r}")
+        if self.partitioner is not None and not callable(self.partitioner):
+            raise ConfigError(f"partitioner must be callable, not {self.partitioner!r}")
+        check(self, instance, "auto_create", of=TopicDefaults)
+        check(self, rules.seconds, "dedup_window")
+        check(self, rules.integer, "dedup_size", least=1)
+        check(self, instance, "clock", of=Clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,24 +167,14 @@ class SubscribeOptions:
     consumer: str | None = None
 
     def __post_init__(self) -> None:
-        for what in ("batch_size", "max_inflight", "max_crashes"):
-            rules.integer(what, getattr(self, what), least=1)
-        for what in ("poll_timeout", "lease_ttl", "drain_timeout"):
-            rules.seconds(what, getattr(self, what))
-        if self.max_partitions is not None:
-            rules.integer("max_partitions", self.max_partitions, least=1)
-        if self.handler_timeout is not None:
-            rules.seconds("handler_timeout", self.handler_timeout)
-        for what in ("batch_handler", "handle_signals", "order_across_growth"):
-            rules.flag(what, getattr(self, what))
-        rules.one_of("order", self.order, _ORDER)
-        rules.one_of("on_group_lost", self.on_group_lost, _ON_GROUP_LOST)
-        if not isinstance(self.retry, RetryPolicy):
-            raise ConfigError(f"retry must be a RetryPolicy, not {self.retry!r}")
-        if not isinstance(self.dead_letter, DeadLetterPolicy):
-            raise ConfigError(f"dead_letter must be a DeadLetterPolicy, not {self.dead_letter!r}")
-        if self.consumer is not None:
-            name("consumer", self.consumer)
+        check(self, rules.integer, "batch_size", "max_inflight", "max_partitions", "max_crashes", least=1)
+        check(self, rules.seconds, "poll_timeout", "lease_ttl", "handler_timeout", "drain_timeout")
+        check(self, rules.flag, "order_across_growth", "batch_handler", "handle_signals")
+        check(self, rules.one_of, "order", choices=_ORDER)
+        check(self, rules.one_of, "on_group_lost", choices=_ON_GROUP_LOST)
+        check(self, instance, "retry", of=RetryPolicy)
+        check(self, instance, "dead_letter", of=DeadLetterPolicy)
+        check(self, name, "consumer")
         self._check_order()
         self._check_pinning()
         _ = self.start_id

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from conquiet.errors import ConfigError, LeaseLostError
+from conquiet.kit.loopthread import forks
 from conquiet.metrics import GroupMetrics
 from conquiet.topics.delivery import Delivery
-from conquiet.topics.group import Acquired
 from conquiet.topics.options import Order
+from conquiet.topics.partition_leases import Acquired
 from conquiet.topics.registry import id_order
 from conquiet.topics.retry import Bury, Outcome, Park, Requeue
 
@@ -39,6 +41,18 @@ class Settler(Protocol):
     async def settle_by_hand(self, delivery: Delivery, error: Exception | None) -> None:
         """Settle a pulled message; returns when Redis has it."""
         ...
+
+
+@dataclass(slots=True)
+class Doubt:
+    """By what it is known that a server has lost its last writes, and what it may have forgotten."""
+
+    newest: tuple[int, int]
+    """What the highest ID that was ever taken is compared by."""
+    is_open: bool = False
+    """Whether the server does not know something that it has confirmed."""
+    parked: set[str] = field(default_factory=set[str])
+    """Parked deliveries that were not found on the pending list since that was begun again."""
 
 
 class Partition:
@@ -69,6 +83,7 @@ class Partition:
         """The ID up to which new entries are taken for the time being."""
         self.page: str | None = "-"
         """Where the next page of the pending list begins; ``None`` once all of it was taken over."""
+        self.doubt = Doubt(id_order(acquired.last_id))
         self.hot = True
         self.ask_at = self.cold_at = self.trim_at = 0.0
         self.failures = 0
@@ -84,8 +99,7 @@ class Partition:
         self.stalled: list[Delivery] = []
         self.leaving: set[str] = set()
         """Handled, but Redis has not confirmed yet what became of it."""
-        self.suspicious = False
-        self.is_careful = False
+        self.suspicious = self.is_careful = False
         """Whether what was taken over is handled one at a time, and nothing else."""
         self.sending = self.asking = self.taken = 0
         self.due_at: float | None = None
@@ -97,7 +111,7 @@ class Partition:
         self._order = order
         self._ready = ready
         self._waiting: dict[str, deque[Delivery]] = {}
-        self._settler = settler
+        self._settler, self._forks = settler, forks()
         self.settled = asyncio.Event()
 
     # --- order ---------------------------------------------------------------------------------------------
@@ -165,6 +179,40 @@ class Partition:
         self.stalled.clear()
         return True
 
+    # --- a server that lost its last writes -----------------------------------------------------------------
+
+    def distrust(self) -> None:
+        """The server may have forgotten what it confirmed: what is pending there is looked at again, from the first."""
+        self.page = "-"
+        self.doubt.is_open = False
+        self.doubt.parked = set(self.parked)
+
+    def saw_pending(self, ids: Iterable[str]) -> None:
+        """These are on the pending list, as the server knows it."""
+        if self.doubt.parked:
+            self.doubt.parked.difference_update(ids)
+
+    def saw_all(self) -> None:
+        """The last of the pending list was seen: what is parked here and is not there will never fall due."""
+        forgotten, self.doubt.parked = self.doubt.parked, set()
+        for id in forgotten & self.parked.keys():
+            self._let_go(self.parked.pop(id))
+
+    def _let_go(self, delivery: Delivery) -> None:
+        """Let those behind one go that was parked, if it held them up."""
+        key = self._key(delivery)
+        waiting = None if key is None else self._waiting.get(key)
+        if waiting and delivery in waiting:
+            waiting.remove(delivery)
+        elif self.blocks:
+            self.finish(delivery)
+
+    def in_hand(self, id: str) -> Delivery | None:
+        """What is being handled, parked, or about to be settled under an ID."""
+        leaving = (*self.acks, *(delivery for delivery, _ in self.failed)) if id in self.leaving else ()
+        found = self.held.get(id) or self.parked.get(id)
+        return found or next((delivery for delivery in leaving if delivery.id == id), None)
+
     @property
     def blocks(self) -> bool:
         """Whether a failed message holds up those behind it."""
@@ -220,7 +268,9 @@ class Partition:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle_by_hand(self, delivery: Delivery, error: Exception | None) -> None:
-        """As :meth:`Settler.settle_by_hand`."""
+        """As :meth:`Settler.settle_by_hand`; refused in a forked child, who does not own the partition."""
+        if self._forks != forks():
+            raise ConfigError(f"{delivery!r} was pulled before a fork and is the parent's")
         if self.lease.lost:
             raise self.lost_error(delivery)
         if delivery.settled:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from conquiet.kit.chunks import by_number
 from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.wire import streams
@@ -126,8 +127,7 @@ async def extend_groups(site: Site, topic: Topic, stands: Sequence[Stand], annou
 
 
 async def _extend(site: Site, stream: str, groups: Sequence[bytes], announced_ms: int) -> None:
-    for start in range(0, len(groups), _PAGE):
-        page = groups[start : start + _PAGE]
+    for page in by_number(groups, _PAGE):
         if await site.run(stream, _EXTEND([stream, *_leases(site, stream, page)], announced_ms, *page)) < 0:
             _log.error("no group can be put on %r: it is no stream", stream)
             return

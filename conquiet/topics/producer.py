@@ -15,7 +15,7 @@ from conquiet.kit.recent import Recent
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
 from conquiet.topics import envelope, growth, retention
-from conquiet.topics.codec import Codec
+from conquiet.topics.options import BrokerOptions
 from conquiet.topics.packing import Destination, Packing, Run, now_ms
 from conquiet.topics.partitioner import NAMED, Partitioner, checked
 from conquiet.topics.registry import Registry, Topic, TopicLike
@@ -44,24 +44,14 @@ class Producer:
     of that ID, the others in turn. What is sent at the same time shares a write; nothing is sent twice.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        registry: Registry,
-        codec: Codec,
-        partitioner: Partitioner | None = None,
-        dedup_window: float = 600.0,
-        dedup_size: int = 100_000,
-    ) -> None:
-        if partitioner is not None and not callable(partitioner):
-            raise ConfigError(f"partitioner must be callable, not {partitioner!r}")
+    def __init__(self, site: Site, registry: Registry, options: BrokerOptions) -> None:
         self._site = site
         self._registry = registry
-        self._codec = codec
-        self._own = partitioner
+        self._codec = options.codec
+        self._own = options.partitioner
         self._named: dict[str, Partitioner] = {}
-        self._window_ms = round(rules.seconds("dedup_window", dedup_window) * 1000)
-        self._window_size = rules.integer("dedup_size", dedup_size, least=1)
+        self._window_ms = round(options.dedup_window * 1000)
+        self._window_size = options.dedup_size
         self._metrics = Recent[str, ProducerMetrics](_TOPICS)
         self._sent = Recent[str, int](_PARTITIONS)
         self._plain = Recent[str, Packing](_TOPICS)

@@ -100,7 +100,9 @@ async def adopt_group(
             await _take_back(site, registry, topic, group, replies)
         raise _refusal(topic, group, str(refused[0]))
     groups = site.keys.groups(topic.name)
-    await site.link.call(groups, pack("SADD", groups, group))
+    # Asked first: a server whose memory is full refuses to list again what is listed.
+    if not await site.link.call(groups, pack("SISMEMBER", groups, group)):
+        await site.link.call(groups, pack("SADD", groups, group))
 
 
 async def publish_progress(site: Site, topic: Topic, group: str, positions: Mapping[int, Position]) -> None:

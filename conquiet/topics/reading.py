@@ -134,7 +134,11 @@ class Reading:
                 await self._site.clock.sleep(AFTER_ERROR.cap)
 
     async def _look_at_home(self, reader: _Reader, parts: Sequence[Partition]) -> None:
-        """After a failover the node is another, also if nobody has noticed a failure."""
+        """After a failover the node is another, after a restart the connection, also if nobody noticed a failure."""
+        opened, reader.opened = reader.opened, self._site.link.opened(reader.home)
+        if opened != reader.opened:
+            self._distrust(parts)
+        self._distrust([part for part in parts if part.doubt.is_open])
         if parts and self._site.link.address.kind != "single":
             stream = parts[0].stream
             seen, reader.seen = reader.seen, (stream, await self._site.link.home(stream))
@@ -145,8 +149,7 @@ class Reading:
     def _distrust(parts: Sequence[Partition]) -> None:
         """The server may have forgotten what it confirmed: what is pending there is looked at again."""
         for part in parts:
-            if part.page is None:
-                part.page = "-"
+            part.distrust()
 
     async def _exchange(self, reader: Reader, steps: Sequence[Step]) -> None:
         try:
@@ -198,7 +201,10 @@ class Reading:
         takes = self._takes(reader, hungry, now)
         if not takes:
             return []
-        return [step for part in parts for step in self._settlements(part)] + takes
+        steps = [step for part in parts for step in self._settlements(part)] + takes
+        # Takeovers first: a server that has to be sent a script again runs it later than the others, and may so give
+        # what is settled along with it. That is known to be in hand only until its settlement is answered.
+        return sorted(steps, key=lambda step: step.kind != "takeover")
 
     def _may_take(self, part: Partition, now: float) -> bool:
         idle = self.is_stopped or part.is_draining or part.is_careful
@@ -324,6 +330,8 @@ class _Reader:
         self.home = home
         self.seen: tuple[str, Endpoint] = ("", home)
         """A partition, and the node where it was last."""
+        self.opened = 0
+        """How many connections that node has had."""
         self.event = asyncio.Event()
         self.interrupt = Interrupt()
         self.is_waiting = False

@@ -13,8 +13,8 @@ from conquiet.kit.recent import Recent
 from conquiet.topics.options import Retention, TopicDefaults
 from conquiet.topics.partitioner import NAMED
 from conquiet.topics.site import Site
+from conquiet.wire.connections import is_for_want_of_memory
 from conquiet.wire.keys import Keys, name
-from conquiet.wire.link import is_for_want_of_memory
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, cast
 
 from conquiet.errors import ConfigError, QueueError
+from conquiet.kit.chunks import by_number
 from conquiet.topics.deadletter import forward
 from conquiet.topics.description import group_names, live_members, look_at
 from conquiet.topics.growth import call_members
@@ -34,6 +35,7 @@ _RESET: Final = Script.named("group_reset")
 _DELETE: Final = Script.named("group_delete")
 _DROP: Final = Script.named("members_drop")
 _RETIRE: Final = Script.named("lease_retire")
+_LIST: Final = Script.named("topic_list")
 
 
 async def reset_group(
@@ -108,8 +110,8 @@ async def delete_group(site: Site, registry: Registry, topic: Topic, group: str,
         await _drop_members(site, topic.name, [group])
         outboxes = [f"{group}/{partition}" for partition in partitions]
         forwarded = site.keys.forwarded(topic.name)
-        for start in range(0, len(outboxes), _PAGE):
-            await site.link.call(forwarded, pack("HDEL", forwarded, *outboxes[start : start + _PAGE]))
+        for some in by_number(outboxes, _PAGE):
+            await site.link.call(forwarded, pack("HDEL", forwarded, *some))
         if not topic.legacy:
             await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
 
@@ -173,9 +175,10 @@ async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool
     keys, listed = site.keys, site.keys.partitions(topic.name)
     streams = [keys.partition(topic.name, index) for index in range(max(topic.partitions, topic.next_count or 0))]
     # From here on this list and the registry know what is left to do.
-    unlisted = set(streams).difference(key.decode() for key in await site.link.call(listed, pack("SMEMBERS", listed)))
-    if unlisted:  # else there is nothing that a full memory could refuse
-        await site.link.call(listed, pack("SADD", listed, *sorted(unlisted)))
+    known = {key.decode() for key in await site.link.call(listed, pack("SMEMBERS", listed))}
+    unlisted = [stream for stream in streams if stream not in known]
+    for some in by_number(unlisted, _PAGE):
+        await site.run(listed, _LIST([listed], *some))
     # Members that live have to find out why there is no meta: before it goes, and when it has gone.
     await _drop_members(site, topic.name, groups)
     await _unlink(site, [keys.meta(topic.name)])
@@ -197,11 +200,11 @@ async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None
         leases.append(lease)
         doomed += others
     # The epochs are remembered for a day, lest a topic that is made again begins with one that somebody has in hand.
-    for start in range(0, len(leases), _PAGE):
-        await site.run(stream, _RETIRE(leases[start : start + _PAGE], site.clock.offset_ms))
+    for some in by_number(leases, _PAGE):
+        await site.run(stream, _RETIRE(some, site.clock.offset_ms))
     doomed += site.keys.of_partition(stream)
-    for start in range(0, len(doomed), _PAGE):
-        await _unlink(site, doomed[start : start + _PAGE])
+    for some in by_number(doomed, _PAGE):
+        await _unlink(site, some)
 
 
 async def _unlist(site: Site, topic: str) -> None:
@@ -213,6 +216,6 @@ async def _unlist(site: Site, topic: str) -> None:
     await site.link.call(keys.registry, pack("SREM", keys.registry, topic))
 
 
-async def _unlink(site: Site, keys: list[str]) -> None:
+async def _unlink(site: Site, keys: Sequence[str]) -> None:
     """Remove keys of one slot."""
     await site.link.call(keys[0], pack("UNLINK", *keys))

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from conquiet.errors import ConfigError, QueueError, TopicFullError
-from conquiet.kit.patience import patiently
+from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
 from conquiet.topics import retention

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from conquiet.errors import ConfigError, ConquietError, GroupLostError, QueueError
+from conquiet.kit.chunks import by_number
 from conquiet.kit.ids import incarnation
 from conquiet.topics.deadletter import DeadLetter, delete, letters_of, pages
 from conquiet.topics.registry import Topic
@@ -47,7 +48,7 @@ async def replay(site: Site, topic: Topic, ids: Iterable[str] | None = None, gro
 
 async def _chosen(
     site: Site, topic: Topic, ids: Iterable[str] | None, group: str | None
-) -> AsyncIterator[list[DeadLetter]]:
+) -> AsyncIterator[Sequence[DeadLetter]]:
     if ids is not None:
         letters = await letters_of(site, topic, ids, group)
         for letter in letters:
@@ -55,8 +56,8 @@ async def _chosen(
                 raise ConfigError(
                     f"entry {letter.id} is no dead letter of topic {topic.name!r}, so it cannot be replayed"
                 )
-        for start in range(0, len(letters), _PAGE):
-            yield letters[start : start + _PAGE]
+        for some in by_number(letters, _PAGE):
+            yield some
         return
     key = site.keys.dead_letters(topic.name)
     # Up to the last one of now: what fails again meanwhile is not replayed again.

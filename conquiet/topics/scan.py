@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from conquiet.kit.patience import patiently
+from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.topics.pace import Pace
 from conquiet.topics.registry import Topic, id_order

@@ -11,6 +11,7 @@ from typing import Self
 
 from conquiet.errors import ConfigError
 from conquiet.kit.ids import incarnation, process_name
+from conquiet.kit.loopthread import forks
 from conquiet.kit.service import Background
 from conquiet.kit.signals import stop_on_signals
 from conquiet.metrics import GroupMetrics, group_metrics
@@ -82,6 +83,7 @@ class _Consumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signals = ExitStack()
         self._entered = self._left = False
+        self._forks = forks()
 
     @property
     def consumer(self) -> str:
@@ -91,7 +93,7 @@ class _Consumer:
     @property
     def owned(self) -> Mapping[str, tuple[int, ...]]:
         """The partitions that it owns now, by topic."""
-        return {member.topic.name: tuple(member.owned) for member in self._members}
+        return {member.topic.name: tuple(member.owned) for member in self._members if member.has_topic}
 
     @property
     def inflight(self) -> int:
@@ -116,7 +118,9 @@ class _Consumer:
         self._on_loop(self._end)
 
     def _on_loop(self, action: Callable[[], None]) -> None:
-        """Do something that belongs to the loop, from wherever this is called."""
+        """Do something that belongs to the loop, from wherever this is called but a forked child, who has none."""
+        if self._is_inherited:
+            return
         if self._loop is None:
             action()
         else:
@@ -132,13 +136,21 @@ class _Consumer:
 
     def _check_entered(self) -> None:
         """Nothing ever comes of waiting for a consumer that does nothing."""
+        if self._is_inherited:
+            raise ConfigError("this consumer was entered before a fork and is the parent's: make another here")
         if not self._entered:
             raise ConfigError("this consumer is not entered: use it inside 'async with' ('with' in conquiet.sync)")
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a forked child, and what was entered before is the parent's."""
+        return self._entered and self._forks != forks()
 
     def health(self) -> Health:
         """How it is doing, without asking the server."""
         failures, error = self._worker.errors, self._failure
-        alive = self._entered and not self._left and error is None and not self._stopping.is_set()
+        is_over = self._left or self._is_inherited or self._stopping.is_set()
+        alive = self._entered and error is None and not is_over
         text = None if error is None else str(error)
         healthy = alive and failures == 0
         return Health(healthy, self.owned, self.inflight, self.paused, failures, text, self._held_up)
@@ -150,7 +162,7 @@ class _Consumer:
     async def __aenter__(self) -> Self:
         if self._entered:
             raise ConfigError("a subscription can be entered once: make another")
-        self._entered = True
+        self._entered, self._forks = True, forks()
         self._loop = asyncio.get_running_loop()
         try:
             await self._join()
@@ -168,8 +180,11 @@ class _Consumer:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Take nothing more, finish what is being handled, hand the partitions over and leave the group."""
-        if self._entered and not self._left:
+        """Take nothing more, finish what is being handled, hand the partitions over and leave the group.
+
+        In a forked child it does nothing: all of that is the parent's.
+        """
+        if self._entered and not self._left and not self._is_inherited:
             self._end()
             self._signals.close()
             await self._leave()
@@ -214,14 +229,16 @@ class _Consumer:
         return found
 
     def _lost(self, partition: Partition) -> None:
-        for member in self._members:
-            if member.topic.name == partition.topic.name:
-                member.lose(partition.stream)
+        for member in self._members_of(partition):
+            member.lose(partition.stream)
 
     def _no_group(self, partition: Partition) -> None:
-        for member in self._members:
-            if member.topic.name == partition.topic.name:
-                self._background.start(member.regroup(partition.stream), "regroup")
+        for member in self._members_of(partition):
+            self._background.start(member.regroup(partition.stream), "regroup")
+
+    def _members_of(self, partition: Partition) -> list[Member]:
+        # Of several topics, those that come later may not be joined yet.
+        return [one for one in self._members if one.has_topic and one.topic.name == partition.topic.name]
 
 
 class Subscription(_Consumer):

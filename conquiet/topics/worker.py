@@ -10,10 +10,10 @@ from conquiet.metrics import GroupMetrics
 from conquiet.topics.delivery import Delivery
 from conquiet.topics.desk import Desk, Hands
 from conquiet.topics.exchange import Exchanges
-from conquiet.topics.group import Acquired
 from conquiet.topics.housekeeping import Housekeeping
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.partition import Partition
+from conquiet.topics.partition_leases import Acquired
 from conquiet.topics.reading import Reading
 from conquiet.topics.site import Site
 from conquiet.topics.suspects import Suspects

@@ -1,7 +1,7 @@
 """Where a Redis is and how to talk to it: a recipe that can be pickled, compared and printed.
 
 The one place that makes connections. Whatever the recipe came from, a URL or a client of the user's, they
-all speak RESP2, decode nothing, retry nothing and have no read time-out of their own: the lane that holds
+all speak RESP2, decode nothing, retry nothing and have no read time-out of their own: the object that holds
 one decides how long an answer may take.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from inspect import Parameter, signature
 from typing import Any, Final, Literal, TypeAlias, cast
 from urllib.parse import ParseResult, unquote, urlparse
 
@@ -18,19 +19,21 @@ from redis import DriverInfo
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import (
     AbstractConnection,
+    BlockingConnectionPool,
     Connection,
+    ConnectionPool,
     SSLConnection,
     UnixDomainSocketConnection,
     parse_url,
 )
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
-from conquiet.wire.parser import ReplyParser
+from conquiet.wire.internals import remap_of, seeds_of, sentinels_of
 
 __all__ = ["Address", "AddressLike", "Endpoint"]
 
@@ -42,20 +45,16 @@ _SCHEMES: Final = (
 )
 _PORTS: Final = {"": 6379, "cluster": 6379, "sentinel": 26379}
 _DEFAULT_TIMEOUT: Final = 5.0
-_READ_SIZE: Final = 1 << 17
 
-# What a client keeps among its connection settings for purposes of its own, or what is set here for all.
-_NOT_OURS: Final = frozenset(
+_WANTED: Final = frozenset(
     {
-        *("connection_class", "connection_pool", "event_dispatcher", "himport_registry", "max_connections"),
-        *("maint_notifications_config", "maint_notifications_pool_handler", "maintenance_state"),
-        *("maintenance_notification_hash", "oss_cluster_maint_notifications_handler", "orig_host_address"),
-        *("orig_socket_timeout", "orig_socket_connect_timeout", "response_callbacks", "ssl", "timeout"),
-        *("decode_responses", "driver_info", "encoder_class", "encoding", "encoding_errors"),
-        *("health_check_interval", "legacy_responses", "lib_name", "lib_version", "parser_class", "protocol"),
-        *("retry", "retry_on_error", "retry_on_timeout", "socket_read_size"),
+        *("client_name", "credential_provider", "db", "password", "redis_connect_func", "socket_connect_timeout"),
+        *("socket_keepalive", "socket_keepalive_options", "socket_type", "username"),
     }
 )
+"""What is taken over of the settings that every connection of redis-py takes: who connects to what, and over what.
+How replies are read, what is retried and who is told of maintenance is decided here."""
+_WHERE: Final = frozenset({"host", "path", "port"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,10 @@ class Address:
         """A new connection to ``endpoint``, not yet open."""
         return _build(self.connection_class, endpoint, self.settings)
 
+    def answering_within(self, seconds: float) -> Address:
+        """The same Redis, for connections that are given up after ``seconds`` of silence, if that is sooner."""
+        return replace(self, timeout=seconds if self.timeout is None else min(self.timeout, seconds))
+
     def sentinel(self, endpoint: Endpoint) -> AbstractConnection:
         """A new connection to the Sentinel at ``endpoint``, not yet open."""
         plain = SSLConnection if issubclass(self.connection_class, SSLConnection) else Connection
@@ -127,8 +130,6 @@ def _build(
         socket_timeout=None,
         protocol=2,
         retry=Retry(NoBackoff(), 0),
-        parser_class=ReplyParser,
-        socket_read_size=_READ_SIZE,
         driver_info=_driver(),
     )
 
@@ -187,7 +188,11 @@ def _from_url(url: str) -> Address:
         seeds: tuple[Endpoint, ...] = ((str(settings.pop("path", "")), 0),)
     else:
         seeds = _one_or_many(parsed, hosts, kind)
-    return _checked(Address("cluster" if kind else "single", seeds, _kept(settings), connection_class, timeout=timeout))
+    return _checked(
+        Address(
+            "cluster" if kind else "single", seeds, _kept(settings, connection_class), connection_class, timeout=timeout
+        )
+    )
 
 
 def _one_or_many(parsed: ParseResult, hosts: tuple[Endpoint, ...], kind: str) -> tuple[Endpoint, ...]:
@@ -225,7 +230,7 @@ def _sentinel_url(
     if not service or (database and not database.isdigit()):
         raise ConfigError("a Sentinel URL names its service: redis+sentinel://host:26379/mymaster[/db]")
     own = {name[9:]: settings.pop(name) for name in list(settings) if name.startswith("sentinel_")}
-    kept = _kept(settings) | ({"db": int(database)} if database else {})
+    kept = _kept(settings, connection_class) | ({"db": int(database)} if database else {})
     shared = {name: value for name, value in kept.items() if name.startswith(("ssl_", "socket_"))}
     return Address("sentinel", hosts, kept, connection_class, unquote(service), shared | own, timeout)
 
@@ -235,7 +240,7 @@ def _sentinel_url(
 
 def _from_client(client: Redis) -> Address:
     pool = client.connection_pool
-    settings = dict(pool.connection_kwargs)
+    settings = dict(client.get_connection_kwargs())  # type: ignore[no-untyped-call]
     timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
     if isinstance(pool, SentinelConnectionPool):
         return replace(_from_sentinel(pool, settings), timeout=timeout)
@@ -244,37 +249,54 @@ def _from_client(client: Redis) -> Address:
         seed = (str(settings.pop("path", "")), 0)
     else:
         seed = (str(settings.pop("host", "localhost")), int(settings.pop("port", 6379)))
-    return _checked(Address("single", (seed,), _kept(settings), connection_class, timeout=timeout))
+    return _checked(Address("single", (seed,), _kept(settings, connection_class), connection_class, timeout=timeout))
 
 
 def _from_sentinel(pool: SentinelConnectionPool, settings: dict[str, Any]) -> Address:
-    if not pool.is_master:
-        raise ConfigError("a client of Sentinel replicas cannot be written to: pass Sentinel.master_for(...)")
-    manager = cast("Sentinel", pool.sentinel_manager)
-    sentinels: list[dict[str, Any]] = [dict(client.connection_pool.connection_kwargs) for client in manager.sentinels]
+    service, clients = sentinels_of(pool)
+    sentinels: list[dict[str, Any]] = [
+        dict(client.get_connection_kwargs())  # type: ignore[no-untyped-call]
+        for client in clients
+    ]
     seeds = tuple((str(own["host"]), int(own["port"])) for own in sentinels)
-    own = {name: value for name, value in sentinels[0].items() if name not in ("host", "port", "socket_timeout")}
-    for name in ("host", "port"):
-        settings.pop(name, None)
     secure = issubclass(pool.connection_class, SSLConnection)
     # The managed class looks its master up itself; here the topology does, once for all connections.
     plain: type[AbstractConnection] = SSLConnection if secure else Connection
+    own = _kept({name: value for name, value in sentinels[0].items() if name != "socket_timeout"}, plain)
     if not issubclass(pool.connection_class, SentinelManagedConnection):
         plain = pool.connection_class
-    return _checked(Address("sentinel", seeds, _kept(settings), plain, cast("str", pool.service_name), _kept(own)))
+    return _checked(Address("sentinel", seeds, _kept(settings, plain), plain, service, own))
 
 
 def _from_cluster(client: RedisCluster) -> Address:
-    settings = dict(client.connection_kwargs)
+    settings = dict(client.get_connection_kwargs())
     timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
-    connection_class = settings.get("connection_class", Connection)
+    connection_class: type[AbstractConnection] = settings.get("connection_class") or Connection
     # The client's own greeting only asks replicas to answer reads; here nothing is read from replicas.
     settings.pop("redis_connect_func", None)
-    seeds = tuple((str(node.host), int(node.port)) for node in client.startup_nodes)
-    remap = client.nodes_manager.address_remap
-    return _checked(Address("cluster", seeds, _kept(settings), connection_class, timeout=timeout, remap=remap))
+    settings.pop("response_callbacks", None)  # which no connection takes
+    kept = _kept(settings, connection_class)
+    seeds, remap = tuple(seeds_of(client)), remap_of(client)
+    return _checked(Address("cluster", seeds, kept, connection_class, timeout=timeout, remap=remap))
 
 
-def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(settings: Mapping[str, Any], connection_class: type[AbstractConnection]) -> dict[str, Any]:
+    """Those of ``settings`` that make a connection what it is, and those that nobody knows, which it will refuse."""
+    taken, common = _takes(cast("Any", connection_class)), _takes(cast("Any", AbstractConnection))
+    own = (taken - common - _WHERE) | (taken & _WANTED)
+    clients = common | _WHERE | _takes(Redis) | _takes(ConnectionPool) | _takes(BlockingConnectionPool)
     # A bare object is redis-py's mark for "not given": in another process it would be another one.
-    return {name: value for name, value in settings.items() if name not in _NOT_OURS and type(value) is not object}
+    given = {name: value for name, value in settings.items() if type(value) is not object}
+    return {name: value for name, value in given.items() if name in own or name not in clients | taken}
+
+
+@cache
+def _takes(made: type) -> frozenset[str]:
+    """The names of all that ``made`` can be made with; of what it passes on to its bases, too."""
+    return frozenset(
+        name
+        for base in made.__mro__
+        if "__init__" in vars(base) and base is not object
+        for name, parameter in signature(vars(base)["__init__"]).parameters.items()
+        if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) and name != "self"
+    )

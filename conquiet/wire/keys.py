@@ -9,6 +9,7 @@ queue lies in one slot as a whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self, overload
 
 from conquiet.errors import ConfigError
 from conquiet.kit.rules import name
@@ -140,6 +141,23 @@ class Keys:
         return self._under(f"streaming:mq:{what}:{_tagged(stream)}{tail}")
 
 
+class _Key(property):
+    """The full name of one key, which is documented by what it ``holds``."""
+
+    def __init__(self, what: str, holds: str) -> None:
+        super().__init__(lambda keys: keys._key(what))
+        self.__doc__ = holds  # which ``property`` would take from this class
+
+    @overload
+    def __get__(self, keys: None, owner: type, /) -> Self: ...
+
+    @overload
+    def __get__(self, keys: Any, owner: type | None = None, /) -> str: ...
+
+    def __get__(self, keys: Any, owner: type | None = None, /) -> Any:
+        return super().__get__(keys, owner)
+
+
 @dataclass(frozen=True, slots=True)
 class JobKeys:
     """The keys of one queue of jobs, all in one slot. What they hold is written down in the scripts' fragments."""
@@ -147,102 +165,49 @@ class JobKeys:
     queue: str
     namespace: str = ""
 
+    jobs = _Key("jobs", "HASH from a job's ID to what was enqueued; written once.")
+    records = _Key("records", "HASH from a job's ID to what has become of it; nothing while it was never claimed.")
+    errors = _Key("errors", "HASH from a job's ID to its last error and its failed attempts.")
+    ready = _Key(
+        "ready", "ZSET of all that can be claimed now, in claim order: one score, so the members' order counts."
+    )
+    retries = _Key("retries", "ZSET of those of them that were tried before, likewise.")
+    delayed = _Key("delayed", "ZSET of jobs whose time has not come, by that time.")
+    put_off = _Key("put_off", "ZSET of the same jobs, in claim order.")
+    leases = _Key("leases", "ZSET of jobs in flight by the end of their leases.")
+    held = _Key("held", "ZSET of the same jobs by their sequence, which no renewal changes.")
+    succeeded = _Key("succeeded", "ZSET of succeeded jobs, in the order in which they did: one score.")
+    failed = _Key("failed", "ZSET of failed jobs, likewise.")
+    sequence = _Key("sequence", "Counter of all jobs that were ever added.")
+    highest = _Key("highest", "The highest token of any claim.")
+    waits = _Key(
+        "waits",
+        "ZSET of the priorities in ``ready``, each by a moment no later than that since which its first job waits.",
+    )
+    news = _Key(
+        "news", "STREAM of one entry: its ID changes when there is something to claim that no store was told of."
+    )
+    idle = _Key("idle", "ZSET of the stores at which somebody waits for jobs, by the time until which they count.")
+    alarm = _Key("alarm", "The next moment at which something falls due, and the store that looks then; expires.")
+    ended = _Key("ended", "STREAM of the IDs of jobs that ended, as long as somebody waits for one.")
+    watched = _Key("watched", "Is there, for a while, if somebody waits for a job to end.")
+
     def __post_init__(self) -> None:
         name("queue", self.queue)
         if self.namespace:
             name("namespace", self.namespace)
 
-    @property
-    def jobs(self) -> str:
-        """HASH from a job's ID to what was enqueued; written once."""
-        return self._key("jobs")
-
-    @property
-    def records(self) -> str:
-        """HASH from a job's ID to what has become of it; nothing while it was never claimed."""
-        return self._key("records")
-
-    @property
-    def errors(self) -> str:
-        """HASH from a job's ID to its last error and its failed attempts."""
-        return self._key("errors")
-
-    @property
-    def ready(self) -> str:
-        """ZSET of all that can be claimed now, in claim order: one score, so the members' order counts."""
-        return self._key("ready")
-
-    @property
-    def retries(self) -> str:
-        """ZSET of those of them that were tried before, likewise."""
-        return self._key("retries")
-
-    @property
-    def delayed(self) -> str:
-        """ZSET of jobs whose time has not come, by that time."""
-        return self._key("delayed")
-
-    @property
-    def put_off(self) -> str:
-        """ZSET of the same jobs, in claim order."""
-        return self._key("put_off")
-
-    @property
-    def leases(self) -> str:
-        """ZSET of jobs in flight by the end of their leases."""
-        return self._key("leases")
-
-    @property
-    def held(self) -> str:
-        """ZSET of the same jobs by their sequence, which no renewal changes."""
-        return self._key("held")
-
-    @property
-    def succeeded(self) -> str:
-        """ZSET of succeeded jobs, in the order in which they did: one score."""
-        return self._key("succeeded")
-
-    @property
-    def failed(self) -> str:
-        """ZSET of failed jobs, likewise."""
-        return self._key("failed")
-
-    @property
-    def sequence(self) -> str:
-        """Counter of all jobs that were ever added."""
-        return self._key("sequence")
-
-    @property
-    def highest(self) -> str:
-        """The highest token of any claim."""
-        return self._key("highest")
-
-    @property
-    def waits(self) -> str:
-        """ZSET of the priorities in ``ready``, each by a moment no later than that since which its first job waits."""
-        return self._key("waits")
-
-    @property
-    def news(self) -> str:
-        """STREAM of one entry: its ID changes when there is something to claim where nothing was."""
-        return self._key("news")
-
-    @property
-    def ended(self) -> str:
-        """STREAM of the IDs of jobs that ended, as long as somebody waits for one."""
-        return self._key("ended")
-
-    @property
-    def watched(self) -> str:
-        """Is there, for a while, if somebody waits for a job to end."""
-        return self._key("watched")
+    def news_of(self, store: str) -> str:
+        """STREAM of a few entries, each of which tells one store that there are jobs for it; expires."""
+        return f"{self.news}:{store}"
 
     def all(self) -> list[str]:
         """Every key of the queue, in the order in which each script of the room takes them."""
         jobs = [self.jobs, self.records, self.errors]
         lines = [self.ready, self.retries, self.delayed, self.put_off, self.leases, self.held]
         counters = [self.sequence, self.highest]
-        return [*jobs, *lines, self.succeeded, self.failed, *counters, self.news, self.ended, self.watched, self.waits]
+        words = [self.news, self.ended, self.watched]
+        return [*jobs, *lines, self.succeeded, self.failed, *counters, *words, self.waits, self.idle, self.alarm]
 
     def _key(self, what: str) -> str:
         key = f"conquiet:jobs:{{{self.queue}}}:{what}"
@@ -266,6 +231,15 @@ class BalanceKeys:
 
     service: str
 
+    owners = _Key("owner", "HASH from stream to its entry ID, epoch and owner.")
+    leases = _Key("lease", "ZSET of streams by the deadline of their lease.")
+    epochs = _Key("epoch", "Counter of epochs; never removed.")
+    positions = _Key("pos", "HASH from stream to the ID up to which it was read.")
+    bad = _Key("bad", "STREAM of entries that were set aside.")
+    members = _Key("members", "ZSET of consumers by the time of their last sign of life.")
+    rooms = _Key("room", "HASH from consumer to how many more streams it would take over.")
+    news = _Key("news", "STREAM of one entry, which wakes those who wait for released streams.")
+
     def __post_init__(self) -> None:
         name("service", self.service)
 
@@ -280,49 +254,9 @@ class BalanceKeys:
         return f"{self.service}-group"
 
     @property
-    def owners(self) -> str:
-        """HASH from stream to its entry ID, epoch and owner."""
-        return self._beside("owner")
-
-    @property
-    def leases(self) -> str:
-        """ZSET of streams by the deadline of their lease."""
-        return self._beside("lease")
-
-    @property
-    def epochs(self) -> str:
-        """Counter of epochs; never removed."""
-        return self._beside("epoch")
-
-    @property
-    def positions(self) -> str:
-        """HASH from stream to the ID up to which it was read."""
-        return self._beside("pos")
-
-    @property
-    def bad(self) -> str:
-        """STREAM of entries that were set aside."""
-        return self._beside("bad")
-
-    @property
-    def members(self) -> str:
-        """ZSET of consumers by the time of their last sign of life."""
-        return self._beside("members")
-
-    @property
-    def rooms(self) -> str:
-        """HASH from consumer to how many more streams it would take over."""
-        return self._beside("room")
-
-    @property
-    def news(self) -> str:
-        """STREAM of one entry, which wakes those who wait for released streams."""
-        return self._beside("news")
-
-    @property
     def mutex(self) -> str:
         """How the STRINGs begin that show, for each stream, who owns it."""
-        return f"{self._beside('mutex')}:"
+        return f"{self._key('mutex')}:"
 
-    def _beside(self, what: str) -> str:
+    def _key(self, what: str) -> str:
         return f"{what}:{{{self.input}}}"

@@ -12,10 +12,19 @@ from typing import Final
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "renewal_timeout"]
 
 _RENEW: Final = Script.named("lease_renew")
 _MARGIN: Final = 0.1
+_PATIENCE: Final = 1 / 6
+"""The part of a lease's time for which a renewal is waited for. A renewal is begun after a third of that time: it, and
+a second one over a new connection, then have failed before three quarters of it have passed."""
+_LEAST_PATIENCE: Final = 0.1
+
+
+def renewal_timeout(ttl: float) -> float:
+    """Seconds for which the answer to a renewal of leases of ``ttl`` seconds is worth waiting for."""
+    return max(ttl * _PATIENCE, _LEAST_PATIENCE)
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
@@ -15,8 +15,9 @@ from redis.exceptions import RedisError
 
 from conquiet.kit.loopthread import forks, outlive_fork
 from conquiet.kit.service import Background
+from conquiet.wire.internals import replies_of, writer_of
 from conquiet.wire.kernel import KernelView
-from conquiet.wire.parser import Reply, ReplyParser
+from conquiet.wire.parser import Replies, Reply
 from conquiet.wire.watchdog import Watchdog
 
 __all__ = ["CLOSED", "LARGE", "Line"]
@@ -31,7 +32,7 @@ _A_MOMENT: Final = 0.01
 
 
 class Line:
-    """What a lane has on the loop and in the process where it was made: of no use on another loop or after a fork.
+    """What a shared connection has on one loop of one process: of no use on another loop or after a fork.
 
     A caller who finds the line free talks at once. Whoever comes meanwhile waits, and those who wait go out together
     in the next write, up to a number of bytes. An answer is overdue after so many seconds of *silence*: as long as
@@ -46,10 +47,12 @@ class Line:
         self.loop = loop
         self.forks = forks()
         self._connection: AbstractConnection | None = None
-        self._parser: ReplyParser | None = None
+        self._parser: Replies | None = None
         self._kernel: KernelView | None = None
         self._asked = -math.inf
         self._busy = False
+        self.opened = 0
+        """How many connections there were so far."""
         self._waiting: deque[_Call] = deque()
         self._background = Background()
         self._watchdog = Watchdog(self._abort)
@@ -61,16 +64,27 @@ class Line:
         return self._connection is not None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether there is a connection that the next call will use."""
+        return self._parser is not None and self._is_quiet(self._parser, self.loop.time())
+
+    @property
     def is_in_use(self) -> bool:
         """Whether there is a connection, or somebody who wants one."""
         return self._busy or self._connection is not None
 
-    async def call(self, commands: Sequence[bytes], size: int) -> list[Reply]:
-        """Send packed ``commands``, which have ``size`` bytes; their replies in order, error replies as values."""
-        if self._busy:
-            call = _Call(commands, size, self.loop)
-            self._waiting.append(call)
-            return await call.answered
+    def call(self, commands: Sequence[bytes], size: int) -> Awaitable[list[Reply]]:
+        """Send packed ``commands``, which have ``size`` bytes; their replies in order, error replies as values.
+
+        To be awaited at once.
+        """
+        if not self._busy:
+            return self._talk(commands, size)
+        call = _Call(commands, size, self.loop)
+        self._waiting.append(call)
+        return call.answered
+
+    async def _talk(self, commands: Sequence[bytes], size: int) -> list[Reply]:
         self._busy = True
         try:
             return await self.converse(commands, size, self._timeout)
@@ -110,7 +124,7 @@ class Line:
             watchdog.rest()
         return replies
 
-    async def connected(self) -> tuple[AbstractConnection, ReplyParser]:
+    async def connected(self) -> tuple[AbstractConnection, Replies]:
         """The open connection, made now if there is none or if the server closed it while it was idle."""
         connection, parser = self._connection, self._parser
         if connection is not None and parser is not None:
@@ -119,11 +133,16 @@ class Line:
             await self.drop()
         return await self._connect()
 
-    def _is_quiet(self, parser: ReplyParser, now: float) -> bool:
+    def _is_quiet(self, parser: Replies, now: float) -> bool:
         """Whether nothing was said since the last answer. Right after it, the kernel is not worth a question."""
         if not parser.is_quiet():
             return False
         return now < self._asked + _A_MOMENT or self._kernel is None or not self._kernel.has_news()
+
+    def expect_within(self, seconds: float) -> None:
+        """From now on, the answer that is waited for, if there is one, is overdue after so many seconds of silence."""
+        if self._watchdog.is_expecting:
+            self._watchdog.expect(self.loop.time(), seconds, seconds)
 
     async def drop(self) -> None:
         """Throw the connection away; the next call opens another."""
@@ -137,14 +156,16 @@ class Line:
     async def aclose(self) -> None:
         """Fail whoever still waits, and close the connection, also one that is just being made."""
         self._closed = True
-        await self._background.aclose()
-        self._hand_on()
-        self._watchdog.cancel()
-        await self.drop()
+        try:
+            await self._background.aclose()
+        finally:  # also when all tasks there are were cancelled, and this one among them
+            self._hand_on()
+            self._watchdog.cancel()
+            await self.drop()
 
     # --- the connection ---------------------------------------------------------------------------------------
 
-    async def _connect(self) -> tuple[AbstractConnection, ReplyParser]:
+    async def _connect(self) -> tuple[AbstractConnection, Replies]:
         if self._closed:
             raise ConnectionError(CLOSED)
         connection = self._connection = self._dial()
@@ -160,17 +181,19 @@ class Line:
             if isinstance(error, TimeoutError):
                 raise TimeoutError(f"no connection within {self._timeout:g} s") from error
             raise
-        if connection._writer is not None:
-            self._kernel = KernelView(connection._writer)
-        parser = cast("ReplyParser", connection._parser)  # pyright: ignore[reportUnknownMemberType]
-        self._parser = parser
+        writer = writer_of(connection)
+        self._kernel = None if writer is None else KernelView(writer)
+        self._parser = parser = replies_of(connection)
+        self.opened += 1
         return connection, parser
 
     def _abort(self) -> None:
         if self._kernel is not None:
             self._kernel.abort()
+        elif self._connection is not None:
+            self._background.start(self._connection.disconnect(nowait=True), "abort")
 
-    async def _settle(self, error: BaseException, hurry: Callable[[], None] | None, parser: ReplyParser) -> None:
+    async def _settle(self, error: BaseException, hurry: Callable[[], None] | None, parser: Replies) -> None:
         """After a failed or cancelled conversation: no reply is left on the connection, or no connection."""
         clean = False
         try:
@@ -180,7 +203,7 @@ class Line:
             if not clean:
                 await self.drop()
 
-    async def _take_in(self, hurry: Callable[[], None], parser: ReplyParser) -> bool:
+    async def _take_in(self, hurry: Callable[[], None], parser: Replies) -> bool:
         with anyio.move_on_after(_HURRY, shield=True), suppress(RedisError, OSError):
             hurry()
             await parser.read_replies(1)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
 from conquiet.wire.streams import pack
 
@@ -55,7 +55,7 @@ class Call:
         return pack("EVAL", self.script.text, *self.words)
 
 
-async def run(link: Link, key: str, call: Call) -> Reply:
+async def run(link: Connections, key: str, call: Call) -> Reply:
     """The reply to one call on ``key``; an error reply is raised as a ``QueueError``."""
     [reply] = await run_many(link, key, (call,))
     if isinstance(reply, Exception):
@@ -63,7 +63,7 @@ async def run(link: Link, key: str, call: Call) -> Reply:
     return reply
 
 
-async def run_many(link: Link, key: str, calls: Sequence[Call]) -> list[Reply]:
+async def run_many(link: Connections, key: str, calls: Sequence[Call]) -> list[Reply]:
     """The replies to calls that all belong to the node of ``key``, in one write; error replies as values.
 
     A server that does not know a script has not run it: those calls, and only those, are sent again, whole.

@@ -23,6 +23,7 @@ __all__ = [
     "pack",
     "pending_of",
     "pending_summary_of",
+    "position",
     "read_entries_of",
     "streams_of",
     "xack",
@@ -89,9 +90,13 @@ def xreadgroup(stream: str, group: str, consumer: str, *, count: int, block_ms: 
     return pack(*("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, ">"))
 
 
-def xread(streams: Mapping[str, str], *, block_ms: int) -> bytes:
-    """Wait up to ``block_ms`` until one of ``streams`` has an entry after the ID given for it; no side effect."""
-    return pack("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams, *streams.values())
+def xread(after: Mapping[str, str], *, count: int = 1, block_ms: int | None = None) -> bytes:
+    """Up to ``count`` entries of each stream behind its ID in ``after``, waiting up to ``block_ms`` for the first.
+
+    It has no side effect.
+    """
+    block: tuple[str | int, ...] = () if block_ms is None else ("BLOCK", block_ms)
+    return pack("XREAD", "COUNT", count, *block, "STREAMS", *after, *after.values())
 
 
 def xack(stream: str, group: str, ids: Iterable[str]) -> bytes:
@@ -150,6 +155,12 @@ class PendingSummary:
     first_id: str | None
     last_id: str | None
     consumers: tuple[tuple[str, int], ...]
+
+
+def position(id: str) -> tuple[int, int]:
+    """An entry's ID as numbers, which compare as the entries do."""
+    milliseconds, _, number = id.partition("-")
+    return int(milliseconds or 0), int(number or 0)
 
 
 def streams_of(reply: Reply) -> list[str]:

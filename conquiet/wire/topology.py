@@ -10,8 +10,8 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from conquiet.wire.address import Address, Endpoint
-from conquiet.wire.lane import Lane
 from conquiet.wire.parser import Reply
+from conquiet.wire.shared_connection import SharedConnection
 from conquiet.wire.streams import pack
 
 __all__ = ["Topology", "topology_of"]
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 class Topology(Protocol):
     """What is known of the nodes; asking the servers happens only in ``discover``."""
 
-    def locate(self, key: bytes) -> Endpoint | None:
+    def locate(self, key: str) -> Endpoint | None:
         """The node that holds ``key``, or ``None`` if that must be discovered first."""
         ...
 
@@ -52,7 +52,7 @@ class _Single:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    def locate(self, key: bytes) -> Endpoint | None:
+    def locate(self, key: str) -> Endpoint | None:
         return self._endpoint
 
     async def discover(self) -> None:
@@ -70,7 +70,7 @@ class _Sentinels:
         self._address = address
         self._master: Endpoint | None = None
 
-    def locate(self, key: bytes) -> Endpoint | None:
+    def locate(self, key: str) -> Endpoint | None:
         return self._master
 
     async def discover(self) -> None:
@@ -99,10 +99,10 @@ class _Cluster:
         self._moves: dict[int, Endpoint] = {}
         self._stale = True
 
-    def locate(self, key: bytes) -> Endpoint | None:
+    def locate(self, key: str) -> Endpoint | None:
         if self._stale:
             return None
-        slot = key_slot(key)
+        slot = key_slot(key.encode())
         if slot in self._moves:
             return self._moves[slot]
         return next((owner for first, last, owner in self._owners if first <= slot <= last), None)
@@ -133,7 +133,7 @@ class _Cluster:
 
 
 async def _ask_once(dial: Callable[[], AbstractConnection], command: bytes, timeout: float | None) -> Reply:
-    lane = Lane(dial, timeout)
+    lane = SharedConnection(dial, timeout)
     try:
         [reply] = await lane.call((command,), len(command))
     finally:

@@ -30,6 +30,11 @@ class Watchdog:
         self.overdue = 0.0
         """After how many seconds of silence the last expected answer was given up; 0 if it was not."""
 
+    @property
+    def is_expecting(self) -> bool:
+        """Whether an answer is due at some time."""
+        return self._deadline is not None
+
     def expect(self, now: float, seconds: float | None, silence: float | None) -> None:
         """From ``now`` on, something is to happen within ``seconds``, and then again within each ``silence``.
 

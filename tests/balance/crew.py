@@ -102,7 +102,7 @@ class Member:
             await asyncio.wait([self.task])
         consumer = self.balancer._consumer
         await consumer._background.aclose()
-        await consumer.holding.aclose()
+        await consumer.streams.aclose()
         await self.balancer._ledger.link.aclose()
 
 
@@ -166,7 +166,7 @@ class Crew:
 
     async def aclose(self) -> None:
         for member in reversed(self.members):
-            if member.balancer._closing is None:
+            if not member.balancer._life.is_leaving:
                 await member.balancer.aclose()
             if member.task is not None:
                 await asyncio.wait([member.task])
@@ -212,7 +212,7 @@ class Crew:
         return have_beaten
 
     async def _beats(self) -> dict[str, int]:
-        alive = {one.balancer.consumer for one in self.members if not one.is_gone and one.balancer._closing is None}
+        alive = {one.balancer.consumer for one in self.members if not one.is_gone and not one.balancer._life.is_leaving}
         rows = await self.ask("ZRANGE", self.keys.members, 0, -1, "WITHSCORES", withscores=False)
         found = {str(name): int(float(score)) for name, score in zip(rows[::2], rows[1::2], strict=True)}
         return {name: found.get(name, 0) for name in alive}

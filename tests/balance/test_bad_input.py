@@ -25,6 +25,7 @@ BAD: list[tuple[str, Any]] = [
     *(("rebalance", value) for value in (1, "yes")),
     *(("progress_timeout", value) for value in (0, -1, "9", math.inf, True)),
     *(("sweep_interval", value) for value in (0, -1, "9", math.nan)),
+    *(("drain_timeout", value) for value in (-1, None, "4", True, math.nan, math.inf)),
     *(("event_buffer", value) for value in (0, -1, 1.5, None)),
     *(("handle_signals", value) for value in (None, 1)),
     *(("keyspace_hint", value) for value in ("", "maybe", True)),

@@ -11,8 +11,8 @@ from conquiet import EmbeddedRedis
 from conquiet.balance.ledger import Ledger
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from tests.balance.crew import entry
 from tests.balance.work import MOST, Work, filled
 from tests.conftest import Rung
@@ -36,7 +36,7 @@ async def url(rung: Rung) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def ledger(url: str, clock: ManualClock) -> AsyncIterator[Ledger]:
-    ledger = Ledger(Link(Address.of(url)), BalanceKeys("many"), "ann#1", TTL, clock)
+    ledger = Ledger(Connections(Address.of(url)), BalanceKeys("many"), "ann#1", TTL, clock)
     await ledger.open()
     await ledger.renew([])
     yield ledger

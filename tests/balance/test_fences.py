@@ -18,8 +18,8 @@ from conquiet.balance.ledger import Given, Ledger
 from conquiet.errors import AlreadyClaimedError, StreamNotOwnedError
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from tests.conftest import Rung
 from tests.rigs.asking import ask
 
@@ -37,7 +37,7 @@ class Desk:
         self.url = url
         self.clock = clock
         self.keys = BalanceKeys(f"t{secrets.token_hex(6)}")
-        self._link = Link(Address.of(url))
+        self._link = Connections(Address.of(url))
 
     def of(self, owner: str) -> Ledger:
         return Ledger(self._link, self.keys, owner, TTL, self.clock)
@@ -65,7 +65,7 @@ class Desk:
 
     async def reconnect(self) -> None:
         await self._link.aclose()
-        self._link = Link(Address.of(self.url))
+        self._link = Connections(Address.of(self.url))
 
     async def __aenter__(self) -> Self:
         return self

@@ -80,10 +80,10 @@ async def test_a_renewal_counts_from_when_it_was_asked_for(crew: Crew, proxy: Pr
     mine.advance(FAR / 3)
     await asyncio.wait_for(slow.caught.wait(), LONG)
     mine.advance(FAR / 2)
-    renewals = owner.balancer._holding.renewals
+    renewals = owner.balancer._consumer.streams.renewals
     proxy.refuse(RENEW, b"-LOADING Redis is loading the dataset in memory\r\n", times=1000)
     slow.release()
-    await eventually(lambda: owner.balancer._holding.renewals > renewals, "the late answer")
+    await eventually(lambda: owner.balancer._consumer.streams.renewals > renewals, "the late answer")
     owned = [lease.owned]
     for share in (0.3, 0.15):
         mine.advance(FAR * share)

@@ -41,7 +41,7 @@ async def migration(cluster: LocalCluster, crew: Crew) -> AsyncIterator[Migratio
 
 async def renewed(crew: Crew, member: Member, times: int) -> None:
     """Return once it has renewed so often; time passes as it does then."""
-    holding = member.balancer._consumer.holding
+    holding = member.balancer._consumer.streams
     for _ in range(times):
         before = holding.renewals
         crew.clock.advance(4)

@@ -25,8 +25,8 @@ from conquiet.balance.ledger import Given, Ledger
 from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedError
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from conquiet.wire.streams import pack
 from tests.balance.crew import entry
 
@@ -75,7 +75,7 @@ class Ledgers(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
         self.keys = BalanceKeys(f"t{secrets.token_hex(6)}")
-        self.link = Link(Address.of(self.url))
+        self.link = Connections(Address.of(self.url))
         self.ledgers = {name: Ledger(self.link, self.keys, name, TTL, self.clock) for name in OWNERS}
         self.now = 0.0
         self.epoch = 0

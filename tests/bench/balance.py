@@ -15,8 +15,8 @@ from conquiet.balance.ledger import Ledger
 from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.kit.loopthread import on_private_loop
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from tests.bench.clock import pin
 from tests.bench.report import Row, Section
 
@@ -72,7 +72,7 @@ async def holding(url: str, pid: int, count: int) -> Renewal:
         before = server.cpu_times()
         for _ in range(BEATS):
             wall, cpu = time.perf_counter(), time.process_time()
-            await on_private_loop(balancer._holding._beat())
+            await on_private_loop(balancer._consumer.streams._beat())
             beats.append((time.perf_counter() - wall, time.process_time() - cpu))
         after = server.cpu_times()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -88,7 +88,7 @@ async def takeover(url: str) -> float:
     """Seconds from the end of a dead consumer's leases until another one was told of all of its streams."""
     service = next(_names)
     await fill(url, service, ORPHANS)
-    link = Link(Address.of(url))
+    link = Connections(Address.of(url))
     dead = Ledger(link, BalanceKeys(service), "dead#1", SHORT_LEASE, SYSTEM_CLOCK)
     await dead.open()
     while (await dead.take(ORPHANS, 0, hungry=True)).given:

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 import anyio
 import pytest
 
-from conquiet import JobQueue, JobState, QueueError, RedisStore
+from conquiet import JobQueue, JobState, JobWorker, QueueError, RedisStore
 from conquiet.jobs.store import Claimed, Wanted
 from conquiet.kit.clock import ManualClock
-from tests.jobs.working import Late, Silent, Watched, counted, queue_in, settled
+from tests.jobs.working import Gate, Late, Silent, Watched, counted, queue_in, settled
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG
 
@@ -150,3 +150,22 @@ async def test_a_claim_of_very_many_of_which_a_part_fails_has_the_rest() -> None
     queue = queue_in(Failing())
     await queue.enqueue_many(range(2001))
     assert len(await queue.claim(2001)) == 1000
+
+
+async def test_a_claim_of_very_many_that_is_cancelled_in_the_middle_strands_none() -> None:
+    """The first thousand were leased when the worker was told to end while it waited for the others."""
+
+    class Halting(Watched):
+        async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+            if self.got:
+                halted.set()
+                await asyncio.Event().wait()
+            return await super().claim(queue, wanted)
+
+    halted = asyncio.Event()
+    queue, gate = queue_in(Halting()), Gate()
+    ids = await queue.enqueue_many(range(1001))
+    worker = JobWorker(queue, gate, concurrency=1001, handle_signals=False)
+    await asyncio.wait_for(by_task(worker.run(), halted), LONG)
+    assert gate.began == []
+    await all_free_of_cost(queue, ids)

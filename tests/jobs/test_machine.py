@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 import pytest
+from msgspec.structs import replace
 
-from conquiet.errors import ConfigError
+from conquiet.errors import JobStateError
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, TRANSITIONS, Attempt, Event, Job, JobState, Settlement
 
 pytestmark = pytest.mark.guarantee
@@ -91,9 +91,9 @@ def test_every_event_in_every_state(event: Event, state: JobState) -> None:
         job.check(event)
         assert HAPPENS[event](job).state is TABLE[event][state]
         return
-    with pytest.raises(ConfigError, match=rf"job 'j' of queue 'q' is {state}: {event} is not possible"):
+    with pytest.raises(JobStateError, match=rf"job 'j' of queue 'q' is {state}: {event} is not possible"):
         job.check(event)
-    with pytest.raises((ConfigError, AssertionError)):
+    with pytest.raises((JobStateError, AssertionError)):
         HAPPENS[event](job)
 
 
@@ -104,7 +104,7 @@ def test_only_what_is_finished_can_be_deleted(state: JobState) -> None:
     if job.is_finished:
         job.check("delete")
     else:
-        with pytest.raises(ConfigError, match="delete is not possible"):
+        with pytest.raises(JobStateError, match="delete is not possible"):
             job.check("delete")
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from conquiet.jobs.job import JobState, NewJob, Settlement
-from conquiet.jobs.store import Keep, Lease, Wanted
+from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.postgres import PostgresStore, looking
 from conquiet.kit.clock import ManualClock
 from tests.jobs.test_postgres_plans import explained
@@ -80,14 +80,14 @@ async def test_what_is_to_be_kept_is_counted_once_for_all_that_is_purged(
 
     monkeypatch.setattr(pg_store._pool, "run", noted)
     gone = 0
-    while removed := await pg_store.purge("q", JobState.SUCCEEDED, Keep(age=None, count=500)):
+    while removed := await pg_store.purge("q", JobState.SUCCEEDED, JobRetention(age=None, count=500)):
         gone += removed
     assert gone == 3500
     assert (asked.count("surplus"), asked.count("purge")) == (2, 5)
     await pg_store.add("q", new(10, "more-"))
     jobs = (await pg_store.claim("q", WANTED)).jobs
     await pg_store.settle("q", [Settlement.of(job, "ack") for job in jobs])
-    assert await pg_store.purge("q", JobState.SUCCEEDED, Keep(age=None, count=500)) == 10, "counted anew"
+    assert await pg_store.purge("q", JobState.SUCCEEDED, JobRetention(age=None, count=500)) == 10, "counted anew"
 
 
 # --- claims ------------------------------------------------------------------------------------------------
@@ -159,6 +159,7 @@ async def test_while_looks_are_dear_claims_go_on_where_the_last_one_stopped(
     await pg_store.add("q", [NewJob("urgent", b"1", priority=5), NewJob("usual", b"1")])
     claimed = await pg_store.claim("q", WANTED)
     assert [job.id for job in claimed.jobs] == ["usual"]
+    assert all(job.lease_token >= (job.claimed_ms or 0) > 0 for job in claimed.jobs), "also if the last one is lost"
     assert claimed.next_ms, "and then somebody looks from the beginning"
     assert await pg_store.settle("q", [Settlement.of(job, "release") for job in claimed.jobs]) == [True]
     pg_clock.advance(claimed.next_ms / 1000)

@@ -12,7 +12,7 @@ import pytest
 
 from conquiet.errors import DuplicateJobError, QueueError
 from conquiet.jobs.job import JobState, NewJob, Settlement
-from conquiet.jobs.store import Keep, Lease, Wanted
+from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.jobs.stores.postgres.pool import Call, Pool, Rows
 from tests.rigs.postgres import LocalPostgres, schema_name
@@ -212,7 +212,9 @@ async def test_an_id_in_use_again_never_brings_old_leases_back(pg_store: Postgre
         tokens.append(job.lease_token)
         await pg_store.settle("q", [Settlement.of(job, "ack") for job in jobs])
         remove = (
-            pg_store.delete("q", "a") if turn % 2 else pg_store.purge("q", JobState.SUCCEEDED, Keep(age=None, count=0))
+            pg_store.delete("q", "a")
+            if turn % 2
+            else pg_store.purge("q", JobState.SUCCEEDED, JobRetention(age=None, count=0))
         )
         await asyncio.gather(add(), remove)
     assert tokens == sorted(set(tokens))
@@ -220,7 +222,7 @@ async def test_an_id_in_use_again_never_brings_old_leases_back(pg_store: Postgre
 
 async def test_claimers_never_get_the_same_job(pg: LocalPostgres, pg_store: PostgresStore, schema: str) -> None:
     await pg_store.add("q", [NewJob(str(at), b"1", priority=at % 3) for at in range(600)])
-    stores = [pg_store.apart() for _ in range(4)]
+    stores = [pg_store.clone() for _ in range(4)]
 
     async def drain(store: PostgresStore) -> list[str]:
         got: list[str] = []

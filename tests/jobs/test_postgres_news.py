@@ -46,7 +46,7 @@ def listeners(pg: LocalPostgres, schema: str) -> list[int]:
 
 
 async def test_an_added_job_is_news_to_other_stores(pg_store: PostgresStore) -> None:
-    other = pg_store.apart()
+    other = pg_store.clone()
     mark = await listening(pg_store)
     waiting = await begun(pg_store, pg_store.news("q", mark, 4.5))
     await other.add("elsewhere", [NewJob("a", b"1")])
@@ -79,7 +79,7 @@ async def test_what_becomes_claimable_is_news(pg_store: PostgresStore, pg_clock:
         pg_clock.advance(6)
         mark = pg_store._listener.mark("q")
         waiting = await begun(pg_store, pg_store.news("q", mark, AGES), 1)
-        other = pg_store.apart()
+        other = pg_store.clone()
         assert [gone.job_id for gone in (await other.claim("q", Wanted(0, "w", 5_000, 3))).expired] == ["a"]
         await other.aclose()
     else:
@@ -155,7 +155,7 @@ async def test_notices_of_others_do_no_harm(pg: LocalPostgres, pg_store: Postgre
 
 @pytest.mark.parametrize("end", ["ack", "fail", "cancel", "exhaust"])
 async def test_the_end_of_a_job_is_told(pg_store: PostgresStore, pg_clock: ManualClock, end: Any) -> None:
-    other = pg_store.apart()
+    other = pg_store.clone()
     await pg_store.add("q", [NewJob("a", b"1", max_retries=0), NewJob("b", b"2")])
     [job, _] = (await pg_store.claim("q", WANTED)).jobs
     if end == "exhaust":

@@ -22,6 +22,7 @@ EXPECTED: Final = {
     "claim_on": {"jobs_line", "jobs_key"},
     "expire": {"jobs_leased", "jobs_key"},
     "promote": {"jobs_waiting", "jobs_key"},
+    "leased": {"jobs_leased"},
     "renew": {"jobs_key"},
     "settle": {"jobs_key"},
     "find": {"jobs_key"},

@@ -13,7 +13,7 @@ import pytest
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.job import JobState, NewJob, Settlement
-from conquiet.jobs.store import Keep, Lease, Wanted
+from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.kit.clock import ManualClock
 from tests.rigs.postgres import LocalPostgres, schema_name
@@ -123,7 +123,7 @@ async def test_without_tables_each_call_says_what_to_do(pg: LocalPostgres, schem
         store.replay("q", "a"),
         store.cancel("q", "a"),
         store.delete("q", "a"),
-        store.purge("q", JobState.FAILED, Keep()),
+        store.purge("q", JobState.FAILED, JobRetention()),
         store.finished("q", "a", 1.0),
     ]
     for call in calls:
@@ -183,8 +183,8 @@ async def test_a_pickled_store_is_its_recipe(pg: LocalPostgres, schema: str) -> 
     await copy.aclose()
 
 
-async def test_a_store_apart_has_the_same_jobs_and_clock(pg_store: PostgresStore, pg_clock: ManualClock) -> None:
-    other = pg_store.apart()
+async def test_a_clone_has_the_same_jobs_and_clock(pg_store: PostgresStore, pg_clock: ManualClock) -> None:
+    other = pg_store.clone()
     await pg_store.add("q", [JOB])
     await pg_store.aclose()
     assert other.clock is pg_clock
@@ -205,7 +205,7 @@ def test_another_loop_takes_over_from_a_closed_one(pg: LocalPostgres) -> None:
 
 async def test_two_loops_at_a_time_are_refused(pg_store: PostgresStore) -> None:
     await pg_store.counts("q")
-    with pytest.raises(ConfigError, match=r"another event loop: use store\.apart\(\)"):
+    with pytest.raises(ConfigError, match=r"another event loop: use store\.clone\(\)"):
         await asyncio.to_thread(lambda: asyncio.run(pg_store.counts("q")))
     await pg_store.counts("q")
 

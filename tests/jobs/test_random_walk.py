@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec.structs import replace
 
-from conquiet import Backoff, ConquietError, Job, JobQueue, JobSpec, JobState, Keep, MemoryStore, Reject, RetryPolicy
+from conquiet import (
+    Backoff,
+    ConquietError,
+    Job,
+    JobQueue,
+    JobRetention,
+    JobSpec,
+    JobState,
+    MemoryStore,
+    Reject,
+    RetryPolicy,
+)
 from conquiet.jobs.store import Claimed, Wanted
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
@@ -60,7 +72,7 @@ class Walk(RuleBasedStateMachine):
         for store in self.stores:
             self.wait(store.open())
         self.name = f"q-{secrets.token_hex(6)}"
-        keep = Keep(age=32, count=4)
+        keep = JobRetention(age=32, count=4)
         self.queues = [
             JobQueue(store, self.name, lease_ttl=TTL, retry=RETRY, keep=keep, keep_failed=keep) for store in self.stores
         ]
@@ -223,7 +235,8 @@ def _timeless(job: Job) -> Job:
     return replace(
         job,
         lease_token=0,
-        failures=tuple(replace(one, started_ms=0, ended_ms=0) for one in job.failures),
+        claim_id="",
+        failures=tuple(dataclasses.replace(one, started_ms=0, ended_ms=0) for one in job.failures),
         enqueued_ms=0,
         ready_ms=0,
         claimed_ms=None,
@@ -279,7 +292,7 @@ class Sloppy(Backend):
         class Backward(MemoryStore):
             async def claim(self, queue: str, wanted: Wanted) -> Claimed:
                 claimed = await super().claim(queue, wanted)
-                return replace(claimed, jobs=claimed.jobs[::-1])
+                return dataclasses.replace(claimed, jobs=claimed.jobs[::-1])
 
         return Backward(clock=clock)
 

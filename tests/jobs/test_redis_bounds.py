@@ -9,7 +9,7 @@ import pytest
 
 from conquiet import EmbeddedRedis, JobQueue, JobSpec
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Keep, Lease, Wanted
+from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
@@ -93,7 +93,7 @@ async def test_no_call_does_more_because_there_are_many(
         "claim many": (lambda: store.claim(QUEUE, Wanted(100_000, "w", 30_000, 3, 20_000, 20_000)), 1500),
         "renew": (lambda: store.renew(QUEUE, [Lease.of(job) for job in held], 30_000), 20),
         "settle": (lambda: store.settle(QUEUE, [Settlement.of(held[0], "ack")]), 20),
-        "purge": (lambda: store.purge(QUEUE, JobState.SUCCEEDED, Keep(0, 0)), 20),
+        "purge": (lambda: store.purge(QUEUE, JobState.SUCCEEDED, JobRetention(0, 0)), 20),
         "watch": (lambda: store.finished(QUEUE, jobs[-1].id, 1), 20),
     }
     for name, (call, most) in calls.items():
@@ -144,7 +144,7 @@ async def test_no_call_reads_more_because_they_are_large(
         await work(server.url, stale)
         # A script that read what they are now would read every result.
         assert "cmdstat_hmget" not in await ask(server.url, "INFO", "commandstats")
-    _, _, sent = await work(server.url, store.purge(QUEUE, JobState.SUCCEEDED, Keep(0, 0)))
+    _, _, sent = await work(server.url, store.purge(QUEUE, JobState.SUCCEEDED, JobRetention(0, 0)))
     assert sent < 10_000
 
 

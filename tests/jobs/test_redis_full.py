@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from conquiet import EmbeddedRedis
 from conquiet.errors import QueueError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Keep, Lease, Wanted
+from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
@@ -101,7 +101,7 @@ async def test_finished_jobs_are_purged(store: RedisStore, server: EmbeddedRedis
     await add(store, *map(str, range(20)))
     await store.settle(QUEUE, [Settlement.of(job, "ack") for job in await claim(store, 20)])
     await fill(server)
-    assert await store.purge(QUEUE, SUCCEEDED, Keep(count=5)) == 15
+    assert await store.purge(QUEUE, SUCCEEDED, JobRetention(count=5)) == 15
 
 
 async def test_an_end_can_be_waited_for(store: RedisStore, server: EmbeddedRedis) -> None:
@@ -138,6 +138,19 @@ async def test_nothing_more_is_begun_and_nothing_half_done(
     assert await everything(server.url) == before
     await ask(server.url, "CONFIG", "SET", "maxmemory", "0")
     assert {job.id for job in await claim(store)} == {"lapsed", "late", "ready"}
+
+
+async def test_what_has_fallen_due_does_not_get_in_line(
+    store: RedisStore, server: EmbeddedRedis, clock: ManualClock
+) -> None:
+    """With nobody else in line and no lease that ran out, a claim would begin by taking it from where it waits."""
+    await add(store, "late", delay_ms=1000)
+    clock.advance(60)
+    before = await everything(server.url)
+    await fill(server)
+    with pytest.raises(QueueError, match="memory is full"):
+        await claim(store)
+    assert await everything(server.url) == before
 
 
 async def test_where_nothing_is_to_be_done_a_claim_is_not_refused(store: RedisStore, server: EmbeddedRedis) -> None:

@@ -7,7 +7,7 @@ import logging
 import pickle
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from redis.crc import key_slot
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from conquiet import EmbeddedRedis
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import EXPIRED, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Claimed, Keep, Lease, Wanted
+from conquiet.jobs.store import Claimed, JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import JobKeys
@@ -56,7 +56,7 @@ def new(*ids: str, delay_ms: int = 0, priority: int = 0, payload: bytes = b"{}")
     return [NewJob(id, payload, priority, delay_ms) for id in ids]
 
 
-async def claim(store: RedisStore, count: int = 10, **more: int) -> Claimed:
+async def claim(store: RedisStore, count: int = 10, **more: Any) -> Claimed:
     return await store.claim(QUEUE, Wanted(count, "w", more.pop("ttl_ms", TTL), more.pop("max_retries", 3), **more))
 
 
@@ -120,10 +120,10 @@ async def test_nothing_of_a_deleted_or_purged_job_is_left(store: RedisStore, url
     for id in ("a", "b", "c"):
         await store.cancel(QUEUE, id)
     await store.delete(QUEUE, "a")
-    assert await store.purge(QUEUE, FAILED, Keep(age=None, count=0)) == 2
+    assert await store.purge(QUEUE, FAILED, JobRetention(age=None, count=0)) == 2
     [job] = (await claim(store)).jobs
     await store.settle(QUEUE, acks([job]))
-    assert await store.purge(QUEUE, SUCCEEDED, Keep(age=None, count=0)) == 1
+    assert await store.purge(QUEUE, SUCCEEDED, JobRetention(age=None, count=0)) == 1
     left = set(await keys_like(url, f"{keys.namespace}:*"))
     assert left <= {keys.sequence, keys.highest, keys.news}
 
@@ -147,7 +147,7 @@ async def test_a_thousand_jobs_take_one_round_trip_an_operation(url: str, namesp
             assert len(await store.find(QUEUE, ids)) == 1000
             assert (await store.counts(QUEUE))[SUCCEEDED] == 1000
             assert len((await store.page(QUEUE, SUCCEEDED, 1000, None)).jobs) == 1000
-            assert await store.purge(QUEUE, SUCCEEDED, Keep(None, 0)) == 1000
+            assert await store.purge(QUEUE, SUCCEEDED, JobRetention(None, 0)) == 1000
         assert len(proxy.received) - seen == 8
 
 
@@ -351,7 +351,7 @@ async def test_a_server_that_persists_nothing_is_warned_of_once(rung: Rung, capl
     async with EmbeddedRedis(binary=rung.binary or None) as server:
         async with RedisStore(server.url) as store:
             await store.open()
-            async with store.apart():
+            async with store.clone():
                 pass
         assert caplog.text.count("persists nothing") == 1
         await ask(server.url, "CONFIG", "SET", "save", "60 1")
@@ -377,11 +377,11 @@ async def test_a_server_that_is_not_there_is_found_out_at_once() -> None:
         await RedisStore.connect("redis://127.0.0.1:1").open()
 
 
-async def test_a_store_apart_sees_the_same_jobs_from_another_loop(store: RedisStore) -> None:
+async def test_a_clone_sees_the_same_jobs_from_another_loop(store: RedisStore) -> None:
     await store.add(QUEUE, new("j"))
 
     async def elsewhere() -> list[Job | None]:
-        async with store.apart() as other:
+        async with store.clone() as other:
             return await other.find(QUEUE, ["j"])
 
     assert await asyncio.to_thread(asyncio.run, elsewhere()) == await store.find(QUEUE, ["j"])

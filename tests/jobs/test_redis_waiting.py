@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from redis.exceptions import RedisError
@@ -52,7 +52,7 @@ def new(*ids: str, delay_ms: int = 0, priority: int = 0, payload: bytes = b"{}")
     return [NewJob(id, payload, priority, delay_ms) for id in ids]
 
 
-async def claim(store: RedisStore, count: int = 10, **more: int) -> Claimed:
+async def claim(store: RedisStore, count: int = 10, **more: Any) -> Claimed:
     return await store.claim(QUEUE, Wanted(count, "w", more.pop("ttl_ms", TTL), more.pop("max_retries", 3), **more))
 
 
@@ -192,6 +192,8 @@ async def test_the_connection_is_closed_once_nobody_has_waited_for_a_while(
     store: RedisStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conquiet.jobs.stores._redis_watch._SLICE", 0.05)
+    monkeypatch.setattr("conquiet.wire.read_group._LONG", 0.05)
+    monkeypatch.setattr("conquiet.wire.blocking_pool._KEPT_FOR", 0.05)
     mark = (await claim(store)).mark
     before = await clients(url)
     await store.news(QUEUE, mark, 0.01)

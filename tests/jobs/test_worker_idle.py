@@ -36,7 +36,6 @@ async def happens(condition: Callable[[], bool], seconds: float = WINDOW) -> boo
 
 
 @pytest.mark.any_server
-@pytest.mark.xfail(strict=True, reason="an idle worker that may not wait for news asks again at once, without end")
 async def test_a_worker_that_may_not_wait_for_news_asks_from_time_to_time(url: str) -> None:
     """The server refuses the blocked read: by an access list, or because it has too many clients."""
     async with Proxy(url) as proxy, RedisStore(proxy.url) as store:
@@ -71,7 +70,6 @@ async def test_a_job_that_somebody_else_has_locked_is_asked_for_from_time_to_tim
 
 
 @pytest.mark.any_server
-@pytest.mark.xfail(strict=True, reason="each new job wakes every idle worker, and all but one ask for nothing")
 async def test_a_new_job_wakes_few_workers(url: str) -> None:
     workers = 12
     async with Proxy(url) as proxy, RedisStore(url) as outside, AsyncExitStack() as stack:
@@ -99,7 +97,6 @@ async def hold_one_each(stack: AsyncExitStack, store: JobStore, clock: ManualClo
 
 
 @pytest.mark.any_server
-@pytest.mark.xfail(strict=True, reason="each queue of a store has two connections of its own")
 async def test_many_queues_of_a_redis_share_its_connections(url: str) -> None:
     clock = ManualClock()
     async with Proxy(url) as proxy, RedisStore(proxy.url, clock=clock) as store, AsyncExitStack() as stack:
@@ -107,7 +104,6 @@ async def test_many_queues_of_a_redis_share_its_connections(url: str) -> None:
         assert not await happens(lambda: proxy.open_connections > 8)
 
 
-@pytest.mark.xfail(strict=True, reason="each worker has a connection of its own for its heartbeats")
 async def test_many_queues_of_a_database_share_its_connections(
     pg: LocalPostgres, pg_store: PostgresStore, pg_clock: ManualClock
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -15,10 +16,12 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import Job, JobQueue, JobState, JobStore, MemoryStore, RedisStore, RetryPolicy
-from conquiet.jobs import running
-from conquiet.jobs.holding import Holdings
+from conquiet import Job, JobQueue, JobState, JobStore, MemoryStore, QueueError, RedisStore, RetryPolicy
+from conquiet.jobs.job import Settlement
+from conquiet.jobs.store import Claimed, Lease, Wanted
+from conquiet.kit import runners
 from conquiet.kit.clock import ManualClock
+from conquiet.kit.retrying import Lines
 from tests.contracts.jobs_flavours import Backend
 from tests.jobs.working import AT_ONCE, Gate, Holding, counted, next_beat, queue_in, ran, settled, working
 from tests.rigs.proxy import Proxy
@@ -200,6 +203,35 @@ async def test_a_worker_that_stood_still_renews_before_it_claims(proxy: Proxy, u
     assert (len(gate.began), job.attempts, job.failures) == (1, 1, ())
 
 
+async def test_jobs_that_came_too_late_to_be_begun_without_a_renewal_are_given_back(clock: ManualClock) -> None:
+    """Held on to, they would be kept from everybody by a worker that never begins them."""
+
+    class Slow(MemoryStore):
+        is_away = True
+
+        async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+            claimed = await super().claim(queue, wanted)
+            if claimed.jobs and self.is_away:
+                clock.advance(LONG_TTL * 0.7)
+            return claimed
+
+        async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
+            if self.is_away:
+                raise QueueError("away")
+            return await super().renew(queue, leases, ttl_ms)
+
+        async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
+            self.is_away = False
+            return await super().settle(queue, settlements)
+
+    queue, gate = queue_in(Slow(clock=clock), lease_ttl=LONG_TTL), Gate()
+    gate.open()
+    await queue.enqueue_many([1, 2])
+    async with working(queue, gate, concurrency=2):
+        await settled(queue, succeeded=2)
+    assert [job.attempts for job in gate.began] == [1, 1]
+
+
 # --- lost -------------------------------------------------------------------------------------------------------------
 
 
@@ -355,24 +387,24 @@ async def test_a_job_that_was_lost_before_it_began_is_not_begun() -> None:
 def test_leases_of_an_event_loop_that_was_closed_run_out(clock: ManualClock) -> None:
     """A program that ends its loop without ending its worker: nobody is left to run what it holds."""
     queue = queue_in(MemoryStore(clock=clock), lease_ttl=LONG_TTL)
-    holdings = Holdings(queue.dispatch, lambda job_id, token: None)
+    holder = queue.dispatch.holder(lambda job, reason: None, Lines(logging.getLogger("conquiet")))
 
     async def hold() -> None:
         await queue.enqueue(1)
-        await holdings.open()
-        await holdings.add(await queue.claim(worker="w-1"), clock.monotonic())
+        await holder.open()
+        holder.add(await queue.claim(worker="w-1"), clock.monotonic())
 
     async def wait_for_it() -> list[int]:
-        for _ in range(4):
-            clock.advance(await next_beat(clock))
-            await next_beat(clock)
+        clock.advance(await next_beat(clock))
+        await eventually(lambda: not len(holder), "it lets go of them")
+        clock.advance(LONG_TTL)
         return [job.attempts for job in await queue.claim(worker="w-2")]
 
     asyncio.run(hold())
     try:
         assert asyncio.run(wait_for_it()) == [2]
     finally:
-        asyncio.run(holdings.aclose())
+        asyncio.run(holder.aclose())
 
 
 # --- time limits ------------------------------------------------------------------------------------------------------
@@ -444,7 +476,7 @@ async def test_a_handler_that_returns_when_it_is_cancelled_has_failed_all_the_sa
 
 async def test_a_handler_that_does_not_let_itself_be_cancelled_loses_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job goes on without it; its place stays taken, because it still uses it."""
-    monkeypatch.setattr(running, "_GRACE", 0.1)
+    monkeypatch.setattr(runners, "_GRACE", 0.1)
     queue = queue_in()
     release = asyncio.Event()
     calls: list[int] = []
@@ -469,7 +501,7 @@ async def test_a_handler_that_does_not_let_itself_be_cancelled_loses_its_job(mon
 
 
 async def test_a_thread_that_takes_too_long_loses_its_job_but_not_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_GRACE", 0.1)
+    monkeypatch.setattr(runners, "_GRACE", 0.1)
     queue, holding = queue_in(retry=RetryPolicy(max_retries=0)), Holding()
     id = await queue.enqueue(1)
     async with working(queue, holding, execution_timeout=0.2, concurrency=1) as worker:

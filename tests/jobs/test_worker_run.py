@@ -17,8 +17,8 @@ from conquiet import (
     Backoff,
     Job,
     JobQueue,
+    JobRetention,
     JobState,
-    Keep,
     MemoryStore,
     Reject,
     Retry,
@@ -319,7 +319,6 @@ async def ended(queue: JobQueue, id: str) -> Job | None:
     return None
 
 
-@pytest.mark.xfail(strict=True, reason="an error that is no Exception is reported nowhere: the job stays leased")
 async def test_whatever_an_async_handler_raises_fails_only_the_job() -> None:
     queue = queue_in(retry=RetryPolicy(max_retries=0))
 
@@ -334,7 +333,6 @@ async def test_whatever_an_async_handler_raises_fails_only_the_job() -> None:
     assert "Panic: gone" in (job.last_error or "")
 
 
-@pytest.mark.xfail(strict=True, reason="a result that cannot be compared is reported nowhere: the job stays leased")
 async def test_whatever_a_handler_returns_the_work_is_done() -> None:
     queue = queue_in()
 
@@ -348,7 +346,6 @@ async def test_whatever_a_handler_returns_the_work_is_done() -> None:
     assert job.state is JobState.SUCCEEDED
 
 
-@pytest.mark.xfail(strict=True, reason="async jobs that follow each other share their context variables")
 async def test_what_a_job_sets_in_its_context_is_seen_by_no_other() -> None:
     tenant: contextvars.ContextVar[int | None] = contextvars.ContextVar("tenant", default=None)
     queue = queue_in()
@@ -402,7 +399,7 @@ async def test_what_happens_is_counted() -> None:
 
 async def test_finished_jobs_are_purged_by_workers() -> None:
     clock = ManualClock()
-    queue = queue_in(MemoryStore(clock=clock), keep=Keep(age=10, count=None))
+    queue = queue_in(MemoryStore(clock=clock), keep=JobRetention(age=10, count=None))
     await queue.enqueue(1)
     async with working(queue, Recorder()):
         await settled(queue, succeeded=1)

@@ -24,7 +24,7 @@ from conquiet.jobs.job import Settlement
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.scripts import Script
 from tests.contracts.jobs_flavours import Backend, Recorder
-from tests.jobs.working import Gate, Holding, queue_in, settled, working
+from tests.jobs.working import Gate, Holding, counted, queue_in, ran, settled, working
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
@@ -240,8 +240,34 @@ async def test_a_worker_that_can_write_nothing_more_ends_with_an_error() -> None
     store = Fussy(refusing("bad", asyncio.CancelledError()))
     queue = queue_in(store)
     await queue.enqueue(1, job_id="bad")
-    with pytest.raises(ConquietError, match=r"settling of queue .* has ended by itself"):
+    with pytest.raises(ConquietError, match=r"settling of the worker of queue .* has ended by itself"):
         await asyncio.wait_for(JobWorker(queue, Recorder(), handle_signals=False, drain_timeout=0).run(), LONG)
+
+
+async def test_an_outcome_that_was_on_its_way_when_all_tasks_were_cancelled_is_not_lost() -> None:
+    """The store had it, and only the answer was torn off: what is written again is looked at first."""
+
+    class Halting(MemoryStore):
+        async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
+            done = await super().settle(queue, settlements)
+            if not written.is_set():
+                written.set()
+                await asyncio.Event().wait()
+            return done
+
+    written = asyncio.Event()
+    queue, seen = queue_in(Halting()), Recorder()
+    await queue.enqueue(1)
+    others = asyncio.all_tasks()
+    running = asyncio.create_task(JobWorker(queue, seen, handle_signals=False).run())
+    await asyncio.wait_for(written.wait(), LONG)
+    for task in asyncio.all_tasks() - others:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, LONG)
+    await settled(queue, succeeded=1)
+    assert ran(queue) == {"succeeded": 1}
+    assert counted(queue, "stale_total", operation="ack") == 0
 
 
 # --- places that are taken for good ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,10 +12,11 @@ import anyio
 import pytest
 
 from conquiet import Job, JobQueue, JobSpec, JobState, JobWorker
-from conquiet.jobs import running
+from conquiet.kit import runners
 from conquiet.kit.clock import ManualClock
+from conquiet.kit.loopthread import Threads
 from tests.contracts.jobs_flavours import Backend, serving
-from tests.jobs.working import Gate, Holding, Late, Silent, counted, queue_in, ran, settled
+from tests.jobs.working import Deaf, Gate, Holding, Late, Silent, counted, queue_in, ran, settled
 from tests.rigs.waiting import LONG, eventually
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
@@ -143,7 +144,7 @@ async def test_the_last_try_of_a_job_that_does_not_finish_in_time_is_its_last() 
 
 
 async def test_a_thread_that_does_not_finish_in_time_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_GRACE", 0.1)
+    monkeypatch.setattr(runners, "_GRACE", 0.1)
     queue, holding = queue_in(), Holding()
     id = await queue.enqueue(1)
     worker = worker_of(queue, holding, drain_timeout=0.1)
@@ -158,10 +159,40 @@ async def test_a_thread_that_does_not_finish_in_time_is_left_behind(monkeypatch:
     assert await look(queue, id) == before
 
 
+async def test_a_thread_that_starts_after_its_job_was_given_back_does_not_begin_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine that has much else to do."""
+    late, handled = list[Callable[[], Any]](), list[str]()
+    monkeypatch.setattr(runners, "_GRACE", 0.1)
+
+    def put_off(_: Threads, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        late.append(work)
+        return asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Threads, "run", put_off)
+    queue = queue_in()
+    id = await queue.enqueue(1)
+
+    def handle(job: Job) -> None:
+        handled.append(job.id)
+
+    worker = worker_of(queue, handle, drain_timeout=0.0)
+    async with run(worker) as task:
+        await eventually(lambda: bool(late), "a thread is asked for")
+        worker.stop()
+        await asyncio.wait_for(task, LONG)
+    job = await look(queue, id)
+    assert (job.state, job.attempts) == (JobState.READY, 0), "what was not begun has cost nothing"
+    for work in late:
+        work()
+    assert handled == []
+
+
 async def test_a_handler_that_does_not_let_itself_be_cancelled_does_not_hold_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(running, "_GRACE", 0.1)
+    monkeypatch.setattr(runners, "_GRACE", 0.1)
     queue = queue_in()
     release = asyncio.Event()
 
@@ -349,3 +380,20 @@ async def test_a_claim_that_is_never_answered_does_not_hold_the_end_up() -> None
         await store.asked.wait()
         worker.stop()
         await task
+
+
+async def test_a_claim_that_does_not_end_though_it_is_cancelled_does_not_hold_the_end_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Deaf()
+    worker = worker_of(JobQueue(store, "q"), Gate(), drain_timeout=0.1)
+    task = asyncio.ensure_future(worker.run())
+    await asyncio.wait_for(store.asked.wait(), LONG)
+    worker.stop()
+    await asyncio.wait([task], timeout=LONG / 4)
+    is_over = task.done()
+    store.may_go.set()
+    await task
+    assert is_over
+    assert "did not close in time" in caplog.text
+    await eventually(lambda: store.gone > 0, "what was left behind ends when it can")

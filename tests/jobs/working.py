@@ -6,9 +6,10 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, MemoryStore, RetryPolicy
+from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, MemoryStore, QueueError, RetryPolicy
 from conquiet.jobs.store import Claimed, Wanted
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.loopthread import PRIVATE_LOOP
@@ -18,6 +19,7 @@ from tests.rigs.waiting import LONG, eventually
 
 __all__ = [
     "AT_ONCE",
+    "Deaf",
     "Gate",
     "Holding",
     "Late",
@@ -167,6 +169,24 @@ class Silent(MemoryStore):
         self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError
+
+
+class Deaf(MemoryStore):
+    """Answers no call for jobs, and does not let go of one that is cancelled either, until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.may_go = asyncio.Event()
+        self.gone = 0
+
+    async def claim(self, queue: str, wanted: Wanted) -> Claimed:
+        self.asked.set()
+        while not self.may_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.may_go.wait()
+        self.gone += 1
+        raise QueueError("it was cancelled long ago")
 
 
 async def next_beat(clock: ManualClock) -> float:

@@ -83,7 +83,7 @@ async def test_after_a_failure_the_next_beat_comes_soon(caplog: pytest.LogCaptur
     beats, clock = Beats(failures=2), ManualClock()
     keepalive = Keepalive(beats, HOUR, clock)
     await keepalive.start()
-    with caplog.at_level(logging.WARNING, "conquiet.kit"):
+    with caplog.at_level(logging.DEBUG, "conquiet.kit"):
         clock.advance(HOUR)
         await eventually(lambda: beats.count == 1, "the beat that fails")
         await _skip_until(clock, beats, 2, HOUR / 4)
@@ -92,9 +92,9 @@ async def test_after_a_failure_the_next_beat_comes_soon(caplog: pytest.LogCaptur
     await _private_loop_turns()
     assert beats.count == 3
     await keepalive.aclose()
-    assert [record.getMessage() for record in caplog.records] == [
-        "a heartbeat failed, the next follows soon: no answer"
-    ] * 2
+    failed = "a heartbeat failed, the next follows soon: no answer"
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert told == [("WARNING", failed), ("DEBUG", failed)], "one warning a second"
 
 
 async def test_a_beat_under_way_has_ended_when_close_returns() -> None:
@@ -121,6 +121,21 @@ async def test_there_is_no_beat_after_close() -> None:
     keepalive = Keepalive(beats, HOUR, clock)
     await keepalive.start()
     await keepalive.aclose()
+    clock.advance(10 * HOUR)
+    await _private_loop_turns()
+    assert beats.count == 0
+
+
+async def test_a_start_that_was_cancelled_has_not_begun() -> None:
+    """Also if the private loop had begun by then, and only its word had not arrived."""
+    beats, clock = Beats(), ManualClock()
+    keepalive = Keepalive(beats, HOUR, clock)
+    starting = asyncio.create_task(keepalive.start())
+    await asyncio.sleep(0)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), PRIVATE_LOOP.loop()).result(LONG)  # blocks this loop
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     clock.advance(10 * HOUR)
     await _private_loop_turns()
     assert beats.count == 0

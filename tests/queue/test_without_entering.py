@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
@@ -54,3 +55,24 @@ async def test_a_consumer_that_was_left_ends_at_once(queue: RedisStreamsQueue) -
         assert [message async for message in consumer.iter_messages()] == []
         await consumer.run(handler=lambda message, tx: None, db_factory=NoDatabase())
     assert (await queue.backlog_stats()).pending == 0
+
+
+async def test_a_run_after_an_iteration_that_was_broken_off_is_stopped_by_signals(queue: RedisStreamsQueue) -> None:
+    """The iteration ends when the loop comes to it, while the run is under way: the signals stay with the run."""
+    await queue.enqueue_many([{"n": number} for number in range(3)])
+    consumer, seen = QueueConsumer(queue), list[str]()
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def handle(message: QueueMessage, tx: Any) -> None:
+        await asyncio.sleep(0.01)
+        seen.append(message.id)
+        signal.raise_signal(signal.SIGTERM)
+        assert consumer.stopping, "known at once: no read is begun after it"
+
+    async with asyncio.timeout(LONG):
+        async for _ in consumer.iter_messages():
+            break
+        await consumer.run(handler=handle, db_factory=NoDatabase())
+    assert len(seen) == 1
+    assert (await queue.backlog_stats()).pending == 1
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from redis.asyncio import Redis
+
 from conquiet.wire.address import Address, AddressLike, Endpoint
 from tests.rigs.asking import nodes_of
 from tests.rigs.proxy import Proxy
-from tests.rigs.tracing import Tracer
+from tests.rigs.tracing import SCRIPTS, Tracer
 
-__all__ = ["ClusterTracer", "through"]
+__all__ = ["ClusterTracer", "through", "tracing"]
 
 
 def through(proxies: str, url: str) -> AddressLike:
@@ -23,6 +26,19 @@ def through(proxies: str, url: str) -> AddressLike:
         return proxies
     doors = dict(zip(map(_endpoint, nodes_of(url)), map(_endpoint, nodes_of(proxies)), strict=True))
     return replace(address, remap=lambda endpoint: doors.get(endpoint, endpoint))
+
+
+@asynccontextmanager
+async def tracing(url: str) -> AsyncIterator[Tracer]:
+    """A tracer before the server or Cluster at ``url``; that knows all scripts, so that no call is sent twice."""
+    nodes = nodes_of(url)
+    for node in nodes:
+        async with Redis.from_url(node) as client, client.pipeline(transaction=False) as pipeline:
+            for script in SCRIPTS.values():
+                pipeline.script_load(script.text)
+            await pipeline.execute()
+    async with Tracer(url) if nodes == [url] else ClusterTracer(url) as proxy:
+        yield proxy
 
 
 class ClusterTracer(Tracer):

@@ -145,6 +145,10 @@ class Proxy:
         self._refusals.append(refusal)
         return refusal
 
+    def forgive(self) -> None:
+        """Refuse nothing more."""
+        self._refusals.clear()
+
     def blurt(self, line: bytes) -> None:
         """Send ``line`` to every client, which none has asked for."""
         for client in self._clients:
@@ -226,6 +230,7 @@ class Proxy:
             buffer += data
             for command in _frames(buffer):
                 self.received.append(command)
+                await self._wait_to_arrive(command)
                 if not self._may_arrive(command):
                     await server.drain()
                     return
@@ -259,6 +264,9 @@ class Proxy:
             await client.drain()
 
     # --- the trouble ---------------------------------------------------------------------------------
+
+    async def _wait_to_arrive(self, command: bytes) -> None:
+        """Return when a command, and what follows it on its connection, may go on. For subclasses."""
 
     def _may_arrive(self, command: bytes) -> bool:
         """Whether a command may reach the server; if not, its connection ends before it. For subclasses."""

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conquiet import Retention
 from conquiet.errors import ConfigError, ConquietError, PayloadError, QueueError, TopicFullError, UnknownTopicError
-from conquiet.kit import patience
+from conquiet.kit import retrying
 from conquiet.spark import TopicSink, publish
 from conquiet.spark.failures import plainly, said
 from conquiet.spark.options import Place
@@ -178,7 +178,7 @@ def test_an_error_of_a_source_s_task_ends_with_our_sentence(spark: SparkSession,
 
 
 def test_a_server_that_stops_for_good_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_RETRIES", 1)
+    monkeypatch.setattr(retrying, "_RETRIES", 1)
     with EmbeddedRedis() as server:
         with Broker.connect(server.url) as broker:
             broker.create_topic("orders", partitions=1)

@@ -266,9 +266,9 @@ async def test_a_notebook_with_a_running_loop(broker: Broker, max_inflight: int)
         seen.append(message.payload)
         subscription.stop()
 
-    broker.send("orders", 1)
     given = options(max_inflight=max_inflight)
     with broker.subscribe("orders", group="g", handler=handle, options=given) as subscription:
+        broker.send("orders", 1)  # only now: the handler may be called before the name is bound
         subscription.wait()
     with broker.consume("orders", group="h", options=options()) as messages:
         next(messages).ack()

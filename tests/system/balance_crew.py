@@ -55,11 +55,11 @@ class Crew:
 
     # --- the processes -----------------------------------------------------------------------------------------------
 
-    async def start(self, *names: str, options: tuple[str, ...] = ()) -> None:
+    async def start(self, *names: str, options: tuple[str, ...] = (), url: str | None = None) -> None:
         """Start some, and return when they are at work."""
         for name in names:
-            words = ["--url", self.url, "--clock-url", self._clock_url, "--service", self.service, "--name", name]
-            words += ["--log", str(self.log.path), *options]
+            words = ["--url", url or self.url, "--clock-url", self._clock_url, "--service", self.service]
+            words += ["--name", name, "--log", str(self.log.path), *options]
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "tests.system.balance_process", *words],
                 env={**os.environ, "PYTHONPATH": str(_ROOT)},

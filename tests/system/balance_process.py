@@ -80,6 +80,7 @@ async def consume(arguments: argparse.Namespace, pen: Pen, now: Callable[[], int
         max_streams=arguments.max_streams,
         sweep_interval=arguments.sweep_interval,
         auto_claim=True,
+        rebalance=arguments.share,
         clock=SuspendedClock() if arguments.suspended else Clock(),
     ) as balancer:
         consumer = Consumer(balancer, pen, now)
@@ -101,6 +102,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-streams", type=int, default=1000)
     parser.add_argument("--pace", type=float, default=0.05)
     parser.add_argument("--gate", default="")
+    parser.add_argument("--share", action="store_true", help="give away what is more than its share")
     parser.add_argument("--suspended", action="store_true")
     return parser.parse_args(words)
 

@@ -53,8 +53,11 @@ class Witness:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
+    def clone(self) -> Witness:
+        return Witness(self._store.clone(), self._pen, self._mute)
+
     def apart(self) -> Witness:
-        return Witness(self._store.apart(), self._pen, self._mute)
+        return self.clone()
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         claimed = await self._store.claim(queue, wanted)
@@ -66,6 +69,8 @@ class Witness:
         return claimed
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
+        if not any(one.job_id for one in settlements):  # a question whether outcomes are taken at all: of no job
+            return await self._store.settle(queue, settlements)
         number = self._pen.say([(one.job_id, one.token, one.kind) for one in settlements])
         answers = await self._store.settle(queue, settlements)
         self._pen.said(number, answers)

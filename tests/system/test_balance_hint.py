@@ -12,8 +12,8 @@ from conquiet import EmbeddedRedis, StreamAdded, StreamBalancer, StreamExpired
 from conquiet.balance.ledger import Ledger
 from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from tests.conftest import Rung
 from tests.rigs.asking import ask
 
@@ -41,7 +41,7 @@ async def test_a_hint_is_followed_at_once(hint: Literal["listen", "enable"], dat
         await balancer.add_stream("mine")
         events = balancer.events()
         assert isinstance(await anext(events), StreamAdded)
-        link = Link(Address.of(url))
+        link = Connections(Address.of(url))
         try:
             dying = Ledger(link, BalanceKeys(service), "dying#1", 0.5, SYSTEM_CLOCK)
             await dying.add("theirs", {})
@@ -60,7 +60,7 @@ async def test_a_server_that_forbids_config_and_subscribing_does_no_harm(private
     async with StreamBalancer.connect(
         url, service=service, lease_ttl=NEVER, sweep_interval=0.2, auto_claim=True, keyspace_hint="enable"
     ) as balancer:
-        link = Link(Address.of(private_url))
+        link = Connections(Address.of(private_url))
         try:
             dying = Ledger(link, BalanceKeys(service), "dying#1", 0.5, SYSTEM_CLOCK)
             await balancer.add_stream("one")

@@ -11,8 +11,8 @@ from conquiet import EmbeddedRedis
 from conquiet.balance.ledger import Given, Ledger
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
-from conquiet.wire.link import Link
 from tests.balance.work import MOST, Done, Work, filled
 from tests.conftest import Rung
 
@@ -31,7 +31,7 @@ class Site:
     def __init__(self, url: str, service: str, count: int) -> None:
         self.clock = ManualClock()
         self.count = count
-        self.ledger = Ledger(Link(Address.of(url)), BalanceKeys(service), "ann#1", TTL, self.clock)
+        self.ledger = Ledger(Connections(Address.of(url)), BalanceKeys(service), "ann#1", TTL, self.clock)
         self._work = Work(url)
         self.seconds: dict[str, float] = {}
         """The shortest of some calls, by what they do."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conquiet import JobQueue, JobState
-from tests.rigs.waiting import eventually
+from tests.rigs.waiting import LONG, eventually
 from tests.system.jobs_check import Plan, check
 from tests.system.jobs_crew import Crew, add, all_finished, all_jobs, silenced
 
@@ -108,8 +108,8 @@ async def test_whoever_leaves_in_full_flow_holds_nothing(job_crew: Crew, work: J
         assert {job.state for job in jobs.values()} <= {JobState.READY, JobState.SUCCEEDED}
         begun = {run.job for run in job_crew.log.read().runs}
         assert {id for id, job in jobs.items() if job.attempts} == begun
-    await job_crew.start("last", *LONG_LEASE)
-    await all_finished(work)
+    await job_crew.start("last", *LONG_LEASE, "--concurrency", "50")
+    await all_finished(work, 10 * LONG)  # tens of thousands of jobs at full size
     await job_crew.dismiss("last")
     assert check(plans, job_crew.log.read(), await all_jobs(work), job_crew.disturbances) == []
     assert len(job_crew.log.runs) == len(plans)

@@ -10,7 +10,7 @@ import pytest
 
 from conquiet import EmbeddedRedis
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Keep, Lease, Wanted
+from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
@@ -79,7 +79,7 @@ async def test_very_many_jobs_in_every_state(server: EmbeddedRedis, scale: float
             await do("settle", [Settlement.of(job, kind) for job in jobs[start : start + 1000]])  # type: ignore[arg-type]
         for state in (JobState.FAILED, JobState.SUCCEEDED):
             await _look(do, state)
-            while await do("purge", state, Keep(age=0, count=0)):
+            while await do("purge", state, JobRetention(age=0, count=0)):
                 pass
         do.check(scale)
         assert sum((await store.counts(QUEUE)).values()) == 0
@@ -97,7 +97,7 @@ async def test_very_large_jobs(server: EmbeddedRedis, scale: float) -> None:
         await do("settle", [Settlement.of(job, "ack", result=large) for job in jobs])
         await do("settle", [Settlement.of(job, "ack") for job in jobs[:50]])
         await _look(do, JobState.SUCCEEDED)
-        await do("purge", JobState.SUCCEEDED, Keep(age=0, count=0))
+        await do("purge", JobState.SUCCEEDED, JobRetention(age=0, count=0))
         do.check(scale)
 
 

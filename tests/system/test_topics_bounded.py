@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -14,6 +13,7 @@ from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.sizing import IS_FULL
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient
 
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.system, pytest.mark.any_server]
 ORDERS: Final = "orders"
 GROUP: Final = "billing"
 STREAM: Final = "stream:topic:orders:p:0"
-IS_MEASURED: Final = float(os.environ.get("CONQUIET_TEST_SCALE", "0.1")) >= 1
 """Times mean something at full size, and where nothing else is going on."""
 LONG: Final = 50_000
 """Microseconds that a call may take. A busy machine may take one in twenty off its course; a call that does all at once
@@ -75,7 +74,7 @@ async def quick(server: EmbeddedRedis) -> AsyncGenerator[None]:
     about = await ask(server.url, "INFO", "commandstats")
     calls = sum(about.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
     scripts = [(took, words) for took, words in slow if words[0].upper().startswith("EVAL")]
-    if IS_MEASURED:
+    if IS_FULL:
         assert len(scripts) <= max(calls / 20, 1), (calls, scripts[:5])
         assert all(took <= 4 * LONG for took, _ in slow), slow[:5]
 

@@ -147,7 +147,7 @@ async def consume(arguments: argparse.Namespace, pen: Pen, now: Callable[[], int
     options = SubscribeOptions(
         lease_ttl=arguments.lease_ttl,
         max_inflight=arguments.max_inflight,
-        retry=RetryPolicy(max_retries=3, backoff=Backoff(base=0.02, cap=0.2)),
+        retry=RetryPolicy(max_retries=3, backoff=Backoff(base=0.02, cap=0.2), mode=arguments.retry),
         consumer=arguments.name,
     )
     clock = SuspendedClock() if arguments.suspended else Clock()
@@ -171,6 +171,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-inflight", type=int, default=20)
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--fail", type=int, default=0)
+    parser.add_argument("--retry", choices=["park", "requeue"], default="park")
     parser.add_argument("--heed", action="store_true")
     parser.add_argument("--gate", default="")
     parser.add_argument("--suspended", action="store_true", help="live by a clock that stands while it is stopped")

@@ -25,16 +25,18 @@ from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.topics.subscription import Subscription
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from tests.rigs.asking import ask
 from tests.rigs.waiting import eventually
 from tests.topics.staging import Stage
 
-__all__ = ["BACKGROUND", "GROUP", "JOINING", "LIVING", "OPERATIONS", "PATHS", "TOPIC", "Scene"]
+__all__ = ["BACKGROUND", "GROUP", "JOINING", "LEASE", "LIVING", "OPERATIONS", "PATHS", "TOPIC", "Scene"]
 
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
+LEASE: Final = 45.0
+"""Seconds for which the victim has what it has: longer than any test waits for it."""
 AFTER_LEASE: Final = 60.0
 """Seconds after which no lease of the dead is good any more, nor are they members."""
 
@@ -52,13 +54,14 @@ _FORWARDING: Final = ("XLEN dead", "forward: claim", "XRANGE dead", "forward: ap
 PATHS: Final[dict[str, tuple[str, ...]]] = {
     "join": JOINING,
     "take over": ("takeover: entries", "ack"),
+    "suspect": ("takeover: entries", "lease_suspect", "ack"),
     "ack": ("take new", "ack"),
     "park": ("take new", "park", "take due", "ack"),
     "requeue": ("take new", "requeue", "take new", "ack"),
     "requeue later": ("take new", "requeue", "take new", "ack"),
     "bury": ("take new", "bury", *_FORWARDING),
     "leave": ("take new", "ack", "partition_release", "member_leave"),
-    "hand over": ("topic_look", "member_beat", "HMGET lease", "partition_release", "INCR generation"),
+    "hand over": ("topic_look", "member_beat", "HMGET lease", "partition_release", "members_call"),
     "replay": (
         *("topic_look", "partition_look", "SMEMBERS groups", *_FORWARDING),
         *("XREVRANGE dlq", "XRANGE dlq", "replay_begin", "XRANGE dlq", "replay", "XDEL dlq", "replay_end"),
@@ -94,7 +97,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.clock = ManualClock()
         """The time of everyone but the victim."""
-        self.site = Site(Link(Address.of(self.url)), Keys(self.namespace), self.clock)
+        self.site = Site(Connections(Address.of(self.url)), Keys(self.namespace), self.clock)
         self.broker = Broker(self.url, namespace=self.namespace, clock=self.clock)
         self.redis = _client(self.url)
         self.walker: asyncio.Task[None] | None = None
@@ -123,10 +126,12 @@ class Scene:
             await self._prepare_trim(stage)
             return
         await self.send(3)
-        if self.path == "take over":
+        if self.path in ("take over", "suspect"):
             await stage.acquire(self.topic, GROUP, owner="dead#1")
             await self.redis.xreadgroup(GROUP, "dead#1", {self.streams[0]: ">"}, count=2)
             await self.redis.hset(self.site.keys.lease(self.streams[0], GROUP), "until_ms", "1")
+            for id in await stage.pending(self.topic, GROUP) if self.path == "suspect" else ():
+                await self.redis.hset(self.site.keys.attempts(self.streams[0], GROUP), f"c:{id}", "2")
         elif self.path == "replay":
             ids = await self.die_again()
             await self.redis.xdel(self.streams[0], ids[1])  # of this one a copy has to be made
@@ -188,7 +193,9 @@ class Scene:
         delay = 0.02 if self.path == "requeue later" else 0.0
         mode: Any = "requeue" if self.path.startswith("requeue") else "park"
         retry = RetryPolicy(backoff=Backoff(delay, kind="fixed"), mode=mode)
-        options = SubscribeOptions(retry=retry, poll_timeout=0.2, drain_timeout=1.0, handle_signals=False)
+        options = SubscribeOptions(
+            retry=retry, poll_timeout=0.2, drain_timeout=1.0, handle_signals=False, lease_ttl=LEASE
+        )
         return broker.subscribe(TOPIC, group=GROUP, handler=self.handle, options=options)
 
     async def handle(self, message: Message) -> None:

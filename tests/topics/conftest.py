@@ -12,8 +12,8 @@ from conquiet.topics.admin import Admin
 from conquiet.topics.registry import Registry
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from tests.conftest import Rung
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.waiting import held
@@ -32,7 +32,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def site(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Site]:
-    link = Link(Address.of(url))
+    link = Connections(Address.of(url))
     yield Site(link, keys, clock)
     await link.aclose()
 
@@ -63,7 +63,7 @@ def cluster(rung: Rung) -> Iterator[LocalCluster]:
 @pytest.fixture
 async def clustered(cluster: LocalCluster, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
     """As ``stage``, on a Cluster."""
-    link = Link(Address.of(cluster.url))
+    link = Connections(Address.of(cluster.url))
     site = Site(link, keys, clock)
     yield Stage(site, Registry(site))
     await link.aclose()

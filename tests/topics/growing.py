@@ -12,17 +12,16 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from conquiet.errors import QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Outgoing
-from conquiet.topics.codec import JSON
 from conquiet.topics.gate import Gate
 from conquiet.topics.growth import finish_growth
-from conquiet.topics.options import Retention
+from conquiet.topics.options import BrokerOptions, Retention
 from conquiet.topics.producer import Producer
 from conquiet.topics.progress import Position, publish_progress
 from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import Entry, entries_of, pack
 from tests.topics.scripted import field_of, number, place
@@ -103,10 +102,10 @@ class World:
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.site = Site(Link(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
+        self.site = Site(Connections(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
         self.registry = Registry(self.site)
         self.stage = Stage(self.site, self.registry)
-        self.producers = [Producer(self.site, Registry(self.site), JSON) for _ in range(2)]
+        self.producers = [Producer(self.site, Registry(self.site), BrokerOptions()) for _ in range(2)]
         kinds: dict[str, Kind] = {"billing": "members", "audit": "members", "query": "spark", "other": "foreign"}
         self.groups = {name: Group(name, kind, Gate(self.site, name)) for name, kind in kinds.items()}
         self.actors: list[Actor] = []

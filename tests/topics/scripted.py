@@ -13,8 +13,8 @@ from conquiet.kit.clock import ManualClock
 from conquiet.topics.registry import Topic
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import Entry, entries_of, pack
 
@@ -108,7 +108,7 @@ class Scripted:
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.site = Site(Link(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
+        self.site = Site(Connections(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
         self.topic = Topic("orders", 1)
         keys = self.site.keys
         self.stream = self.topic.stream(keys, 0)

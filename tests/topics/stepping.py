@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from conquiet.topics.registry import Registry
 from conquiet.topics.site import Site
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import is_noscript
 
@@ -21,10 +21,10 @@ _TURNS: Final = 12
 """More turns of the loop than anything takes from one answer to the next question."""
 
 
-class _SteppedLink(Link):
+class _SteppedLink(Connections):
     """Asks for leave before each call."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connections) -> None:
         super().__init__(link.address)
         self._real = link
         self.waiting: deque[asyncio.Future[None]] = deque()

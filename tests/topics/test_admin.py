@@ -16,16 +16,15 @@ from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
 from conquiet.message import Outgoing
 from conquiet.topics.admin import Admin
 from conquiet.topics.backlog import PendingEntry
-from conquiet.topics.codec import JSON
 from conquiet.topics.deadletter import letters
 from conquiet.topics.description import GroupInfo
-from conquiet.topics.options import Retention, TopicDefaults
+from conquiet.topics.options import BrokerOptions, Retention, TopicDefaults
 from conquiet.topics.producer import Producer
 from conquiet.topics.registry import LegacyTopic, Registry, Topic
 from conquiet.topics.retention import trim
 from conquiet.topics.site import Site
 from conquiet.topics.stamps import moment, place
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call
 from tests.conftest import Server
 from tests.rigs.asking import keys_like
@@ -757,9 +756,9 @@ class Interrupted(Exception):
 
 def _interrupt(patch: pytest.MonkeyPatch, most: int) -> None:
     """Crash when so many commands were sent and run."""
-    call_many, sent = Link.call_many, 0
+    call_many, sent = Connections.call_many, 0
 
-    async def crashing(self: Link, key: str, commands: list[bytes]) -> list[object]:
+    async def crashing(self: Connections, key: str, commands: list[bytes]) -> list[object]:
         nonlocal sent
         sent += 1
         replies = await call_many(self, key, commands)
@@ -767,7 +766,7 @@ def _interrupt(patch: pytest.MonkeyPatch, most: int) -> None:
             raise Interrupted
         return replies
 
-    patch.setattr(Link, "call_many", crashing)
+    patch.setattr(Connections, "call_many", crashing)
 
 
 async def _is_interrupted(work: Awaitable[None], most: int) -> bool:
@@ -826,7 +825,7 @@ async def test_no_stream_of_a_deleted_topic_comes_back_to_life(stage: Stage) -> 
     """Whoever sends all the time is told, before the streams go."""
     site = Site(stage.site.link, stage.site.keys, SYSTEM_CLOCK)
     await stage.topic(partitions=3)
-    producer = Producer(site, Registry(site), JSON)
+    producer = Producer(site, Registry(site), BrokerOptions())
 
     async def produce() -> None:
         while True:

@@ -13,24 +13,21 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
 from conquiet.errors import QueueError
 from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.topics.broker import Broker
-from tests.rigs.asking import nodes_of
 from tests.rigs.cluster import LocalCluster
-from tests.rigs.cluster_tracing import ClusterTracer, through
-from tests.rigs.tracing import SCRIPTS, Tracer, Way
+from tests.rigs.cluster_tracing import through, tracing
+from tests.rigs.sizing import IS_FULL
+from tests.rigs.tracing import Tracer, Way
 from tests.rigs.waiting import LONG, eventually
-from tests.topics.boundaries import BACKGROUND, JOINING, LIVING, PATHS, Scene
+from tests.topics.boundaries import BACKGROUND, GROUP, JOINING, LEASE, LIVING, PATHS, Scene
 
 pytestmark = pytest.mark.any_server
 
 BOUNDARIES = [(path, at) for path, names in PATHS.items() for at in range(len(names))]
 ROOT = Path(__file__).parents[2]
-
-IS_FULL = float(os.environ.get("CONQUIET_TEST_SCALE", "0.1")) >= 1
 
 
 def at_each(boundaries: list[tuple[str, int]]) -> pytest.MarkDecorator:
@@ -44,21 +41,9 @@ every_boundary = at_each(BOUNDARIES)
 ON_A_CLUSTER = [(path, at) for path, at in BOUNDARIES if path in ("take over", "park", "requeue", "bury")]
 
 
-@asynccontextmanager
-async def tracer(url: str) -> AsyncIterator[Tracer]:
-    nodes = nodes_of(url)
-    for node in nodes:
-        async with Redis.from_url(node) as client, client.pipeline(transaction=False) as pipeline:
-            for script in SCRIPTS.values():  # so that no call is made twice because the server lacks its script
-                pipeline.script_load(script.text)
-            await pipeline.execute()
-    async with Tracer(url) if nodes == [url] else ClusterTracer(url) as proxy:
-        yield proxy
-
-
 @pytest.fixture
 async def proxy(url: str) -> AsyncIterator[Tracer]:
-    async with tracer(url) as proxy:
+    async with tracing(url) as proxy:
         yield proxy
 
 
@@ -147,7 +132,7 @@ async def test_a_victim_that_comes_back_finishes(url: str, proxy: Tracer, path: 
 
 @at_each(ON_A_CLUSTER)
 async def test_on_a_cluster_a_victim_that_comes_back_finishes(cluster: LocalCluster, path: str, at: int) -> None:
-    async with tracer(cluster.url) as proxy:
+    async with tracing(cluster.url) as proxy:
         await comes_back(cluster.url, proxy, path, at, "unanswered")
 
 
@@ -170,6 +155,40 @@ async def comes_back(url: str, proxy: Tracer, path: str, at: int, way: Way) -> N
         await scene.check()
 
 
+@pytest.mark.parametrize("way", ["unsent", "unanswered"])
+@pytest.mark.parametrize("target", ["lease_renew", "member_beat"])
+async def test_a_sign_of_life_that_is_lost_is_given_again_in_time(
+    url: str, proxy: Tracer, target: str, way: Way
+) -> None:
+    """The victim keeps its partitions, in the same epoch; time goes on by less than two heartbeats."""
+    async with scene_of(url, "hand over") as scene, victim(scene, proxy):
+        await eventually(scene.is_settled, "the victim has got everything")
+        leases = [scene.site.keys.lease(stream, GROUP) for stream in scene.streams]
+        before = [await scene.redis.hmget(lease, "owner", "epoch") for lease in leases]
+        struck = proxy.strike(target, (), way)
+        began = scene.clock.monotonic()
+
+        def goes_on() -> None:
+            scene.clock.advance(max(0.0, min(LEASE / 100, began + 0.6 * LEASE - scene.clock.monotonic())))
+
+        def is_struck() -> bool:
+            goes_on()
+            return struck.is_set()
+
+        await eventually(is_struck, f"{target} comes")
+        until = [int(await scene.redis.hget(lease, "until_ms") or 0) for lease in leases]
+
+        async def are_renewed() -> bool:
+            goes_on()
+            now = [int(await scene.redis.hget(lease, "until_ms") or 0) for lease in leases]
+            return all(new > old for new, old in zip(now, until, strict=True))
+
+        await eventually(are_renewed, "the leases are renewed")
+        await scene.send(1)
+        await eventually(scene.is_settled, "the victim has got this too")
+        assert [await scene.redis.hmget(lease, "owner", "epoch") for lease in leases] == before
+
+
 @every_boundary
 @pytest.mark.parametrize("way", ["unsent", "unanswered"])
 async def test_another_finishes_for_a_victim_that_stays_away(
@@ -184,7 +203,7 @@ async def test_another_finishes_for_a_victim_that_stays_away(
 async def test_on_a_cluster_another_finishes_for_a_victim_that_stays_away(
     cluster: LocalCluster, path: str, at: int, way: Way
 ) -> None:
-    async with tracer(cluster.url) as proxy:
+    async with tracing(cluster.url) as proxy:
         await stays_away(cluster.url, proxy, path, at, way)
 
 
@@ -258,7 +277,7 @@ async def test_another_finishes_for_a_victim_that_is_killed(url: str, proxy: Tra
 async def test_on_a_cluster_another_finishes_for_a_victim_that_is_killed(
     cluster: LocalCluster, path: str, at: int
 ) -> None:
-    async with tracer(cluster.url) as proxy:
+    async with tracing(cluster.url) as proxy:
         await is_killed(cluster.url, proxy, path, at)
 
 

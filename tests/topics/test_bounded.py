@@ -18,8 +18,8 @@ from conquiet.topics.admin import Admin
 from conquiet.topics.registry import Registry, Topic
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import pack
 from tests.rigs.asking import ask
@@ -195,7 +195,7 @@ async def sizes(url: str) -> AsyncIterator[Sizes]:
 @pytest.fixture
 async def narrow(sizes: Sizes, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
     """As ``stage``, through what notes the sizes."""
-    link = Link(Address.of(sizes.url))
+    link = Connections(Address.of(sizes.url))
     site = Site(link, keys, clock)
     yield Stage(site, Registry(site))
     await link.aclose()

@@ -15,7 +15,7 @@ from conquiet.topics.deadletter import DeadLetter, forward, letters, purge
 from conquiet.topics.options import Retention
 from conquiet.topics.registry import LegacyTopic, Topic
 from conquiet.topics.site import Site
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call, Script
 from conquiet.wire.streams import entries_of
 from tests.rigs.monitoring import watched
@@ -49,9 +49,9 @@ class Interrupted(Exception):
 
 def _interrupted(monkeypatch: pytest.MonkeyPatch, needle: bytes, *, before: bool) -> Callable[[], None]:
     """Crash at the next command that contains ``needle``, before or after it is run; returns how to go on."""
-    call_many = Link.call_many
+    call_many = Connections.call_many
 
-    async def crashing(self: Link, key: str, commands: list[bytes]) -> list[object]:
+    async def crashing(self: Connections, key: str, commands: list[bytes]) -> list[object]:
         found = any(needle in command for command in commands)
         if found and before:
             raise Interrupted
@@ -61,7 +61,7 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch, needle: bytes, *, before: bool
             raise Interrupted
         return replies
 
-    monkeypatch.setattr(Link, "call_many", crashing)
+    monkeypatch.setattr(Connections, "call_many", crashing)
     return monkeypatch.undo
 
 

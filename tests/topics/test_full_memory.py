@@ -21,8 +21,8 @@ from conquiet.topics.registry import Registry
 from conquiet.topics.repeatable import Appender, Chunk, Write, begin
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung
 from tests.rigs.asking import ask
@@ -52,7 +52,7 @@ async def own(private: EmbeddedRedis) -> AsyncIterator[EmbeddedRedis]:
 
 @pytest.fixture
 async def stage(own: EmbeddedRedis, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
-    link = Link(Address.of(own.url))
+    link = Connections(Address.of(own.url))
     site = Site(link, keys, clock)
     yield Stage(site, Registry(site))
     await link.aclose()

@@ -10,9 +10,8 @@ from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
 from conquiet.message import Outgoing
 from conquiet.topics import growth
-from conquiet.topics.codec import JSON
 from conquiet.topics.growth import finish_growth, grow
-from conquiet.topics.options import Retention
+from conquiet.topics.options import BrokerOptions, Retention
 from conquiet.topics.partitioner import HashPartitioner
 from conquiet.topics.producer import Producer
 from conquiet.topics.registry import Growth, Registry, Topic
@@ -156,7 +155,7 @@ async def test_no_key_goes_back_to_an_old_partition(stage: Stage) -> None:
     keys, sending = [f"customer-{number}" for number in range(20)], True
 
     async def produce() -> None:
-        producer = Producer(site, Registry(site), JSON)
+        producer = Producer(site, Registry(site), BrokerOptions())
         while sending:
             await producer.send_batch("orders", [Outgoing(number, key) for number, key in enumerate(keys)])
             await asyncio.sleep(0.01)

@@ -26,12 +26,13 @@ TTL: Final = 300.0
 """So many seconds that those which a slow machine needs do not count; they are skipped."""
 ACQUIRE: Final = Script.named("partition_acquire")
 BEAT: Final = Script.named("member_beat")
+RELEASE: Final = Script.named("partition_release")
 RENEW: Final = Script.named("lease_renew")
 
 
 @pytest.fixture
 async def proxy(url: str) -> AsyncIterator[Proxy]:
-    for script in (ACQUIRE, BEAT, RENEW):
+    for script in (ACQUIRE, BEAT, RELEASE, RENEW):
         await ask(url, "SCRIPT", "LOAD", script.text)  # so that the first call is short, too
     async with Proxy(url) as proxy:
         yield proxy
@@ -72,7 +73,7 @@ async def test_a_lease_counts_from_the_question_and_not_from_a_slow_answer(
     proxy.refuse(of(RENEW), b"-LOADING not now\r\n", times=1_000_000)  # this answer is the last
     clock.advance(TTL * 0.8)
     if asked == "to renew":
-        lease = subscription._members[0]._leases[0]
+        lease = subscription._members[0]._leases.held[0]
         before = lease.deadline
         hold.release()
         await eventually(lambda: lease.deadline > before, "the answer to be heard")
@@ -112,6 +113,16 @@ async def test_one_renewal_that_fails_is_no_loss(
     assert seen.payloads == [0.5, 0.16]
 
 
+async def test_leases_are_renewed_though_no_sign_of_life_gets_through(
+    broker: Broker, proxy: Proxy, clock: ManualClock
+) -> None:
+    """Of a cluster's nodes, only that which has the group's members may be away."""
+    async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient(lease_ttl=TTL)):
+        proxy.refuse(of(BEAT), b"-LOADING not now\r\n", times=1_000_000)
+        clock.advance(TTL * 0.34)
+        await eventually(lambda: proxy.count(of(RENEW)) >= 2, "both are renewed")
+
+
 async def test_a_renewal_that_meets_a_hand_over_counts_as_no_refusal(
     broker: Broker, proxy: Proxy, url: str, keys: Keys, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,5 +143,26 @@ async def test_a_renewal_that_meets_a_hand_over_counts_as_no_refusal(
             hold.release()
             await beat
             assert len(first.owned["orders"]) == 1
+    assert counted("fenced", topic="orders", group="g", consumer=keys.namespace, operation="renew") == 0
+    assert "lost the lease" not in caplog.text
+
+
+async def test_what_is_being_given_up_is_not_renewed(
+    broker: Broker, proxy: Proxy, url: str, keys: Keys, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has released it, and its answer is on its way: a renewal would find the lease lost."""
+
+    async def handle(message: Message) -> None: ...
+
+    options = impatient(lease_ttl=TTL, consumer=keys.namespace)
+    async with (
+        Broker(url, namespace=keys.namespace, clock=clock) as direct,
+        broker.subscribe("orders", group="g", handler=handle, options=options) as first,
+    ):
+        hold = proxy.hold(of(RELEASE), once=True)
+        async with direct.subscribe("orders", group="g", handler=handle, options=impatient(lease_ttl=TTL)):
+            await for_long(hold.caught)
+            await on_private_loop(first._members[0]._beat())
+            hold.release()
     assert counted("fenced", topic="orders", group="g", consumer=keys.namespace, operation="renew") == 0
     assert "lost the lease" not in caplog.text

@@ -14,6 +14,7 @@ from conquiet.kit.clock import ManualClock
 from conquiet.kit.loopthread import on_private_loop
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask
+from tests.rigs.freezing import Side, freezer
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, impatient, vanish
@@ -72,6 +73,25 @@ async def test_a_consumer_whose_scope_is_cancelled_gives_its_partitions_up(broke
         assert (found.members, found.unowned) == ((), (0,))
     finally:
         await vanish(consumer)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+async def test_what_a_consumer_is_about_to_take_is_given_up_too(
+    url: str, keys: Keys, broker: Broker, side: Side
+) -> None:
+    """It leaves while it takes a partition: whether it has got it is not known before the answer comes."""
+    async with freezer(url) as proxy, Broker(proxy.url, namespace=keys.namespace) as mine, AsyncExitStack() as first:
+        await first.enter_async_context(broker.consume("orders", group="g", options=impatient()))
+        second = await mine.consume("orders", group="g", options=impatient()).__aenter__()
+        proxy.keep("partition_acquire", side)
+        await first.aclose()
+        await proxy.kept()
+        leaving = asyncio.create_task(second.aclose())
+        await asyncio.sleep(0)
+        proxy.release_soon()
+        await leaving
+    found = await broker.admin.describe_group("orders", "g")
+    assert (found.members, found.unowned) == ((), (0,))
 
 
 @pytest.mark.xfail(

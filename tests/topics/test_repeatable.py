@@ -18,8 +18,8 @@ from conquiet.topics.removal import delete_topic
 from conquiet.topics.repeatable import Appended, Appender, Chunk, Write, begin, forget
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.link import Link
 from tests.rigs.proxy import Proxy
 from tests.topics.staging import Stage, hurried
 
@@ -402,7 +402,7 @@ async def proxy(url: str) -> AsyncIterator[Proxy]:
 @pytest.fixture
 async def far(proxy: Proxy, keys: Keys, clock: ManualClock) -> AsyncIterator[Site]:
     """The same place, reached through the proxy, where the scripts are known already."""
-    link = Link(Address.of(proxy.url))
+    link = Connections(Address.of(proxy.url))
     site = Site(link, keys, clock)
     topic = await Registry(site).create("warm", 1, Retention())
     await append(site, topic, ONCE, [chunk(0, 1)])

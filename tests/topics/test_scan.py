@@ -22,7 +22,7 @@ from conquiet.topics.scan import (
 )
 from conquiet.topics.site import Site
 from conquiet.wire.address import Address
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 from tests.conftest import Server
 from tests.rigs.proxy import Proxy
 from tests.topics.staging import Stage, hurried
@@ -126,7 +126,7 @@ async def test_a_page_whose_answer_was_lost_is_asked_for_again(stage: Stage, url
     topic = await stage.topic()
     ids = await stage.add(topic, 10)
     async with Proxy(url) as proxy:
-        link = Link(Address.of(proxy.url))
+        link = Connections(Address.of(proxy.url))
         was_cut = proxy.cut(b"XRANGE", skip=1)
         found = pages(Site(link, stage.site.keys), stage.stream(topic), BEGINNING, "+", 3)
         got = [id.decode() async for page in found for id, _ in page]

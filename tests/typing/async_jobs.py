@@ -24,8 +24,10 @@ from conquiet import (
     JobHealth,
     JobPage,
     JobQueue,
+    JobRetention,
     JobSpec,
     JobState,
+    JobStateError,
     JobStore,
     JobWorker,
     Keep,
@@ -48,6 +50,7 @@ def ways_to_a_store(client: Redis, cluster: RedisCluster, address: Address) -> N
     assert_type(PostgresStore.connect("postgresql://localhost", schema="jobs", pool_size=4), PostgresStore)
     assert_type(PostgresStore("postgresql://localhost").sql(since=1), str)
     stores: list[JobStore] = [MemoryStore(), RedisStore(client), PostgresStore("postgresql://localhost")]
+    assert_type(stores[0].clone(), JobStore)
     assert_type(stores[0].apart(), JobStore)
 
 
@@ -61,7 +64,9 @@ async def the_stores(memory: MemoryStore, redis: RedisStore, postgres: PostgresS
 
 
 async def the_jobs(store: JobStore) -> None:
-    queue = JobQueue(store, "emails", lease_ttl=5, retry=RetryPolicy(), keep=Keep(age=None), keep_failed=Keep(count=1))
+    queue = JobQueue(
+        store, "emails", lease_ttl=5, retry=RetryPolicy(), keep=JobRetention(age=None), keep_failed=Keep(count=1)
+    )
     assert_type(queue.name, str)
     assert_type(queue.store, JobStore)
     assert_type(queue.lease_ttl, float)
@@ -141,6 +146,7 @@ def the_errors_of_jobs(duplicate: DuplicateJobError, stale: StaleLeaseError, unk
     errors: list[ConquietError] = [duplicate, stale, unknown]
     lease_error: LeaseError = stale
     config_error: ConfigError = unknown
+    config_error = JobStateError("a job is in flight")
     assert_type((duplicate.queue, duplicate.job_ids, duplicate.enqueued), tuple[str, tuple[str, ...], tuple[str, ...]])
     assert_type(stale.job_ids, tuple[str, ...])
     assert_type((errors[0].args, lease_error.args, config_error.args)[0], tuple[Any, ...])
@@ -149,7 +155,8 @@ def the_errors_of_jobs(duplicate: DuplicateJobError, stale: StaleLeaseError, unk
 # --- what must be refused -------------------------------------------------------------------------------------------
 
 
-async def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job) -> None:
+async def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job, some: Any) -> None:
+    # `some` is Any: mypy may also report that a value given without its name does not fit one of the options.
     await queue.enqueue()  # type: ignore[call-arg]
     await queue.enqueue(1, "id")  # type: ignore[call-arg]
     await queue.enqueue(1, job_id=5)  # type: ignore[arg-type]
@@ -162,13 +169,22 @@ async def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job)
     await queue.list_jobs("lost")  # type: ignore[arg-type]
     JobQueue(store)  # type: ignore[call-arg]
     JobQueue("redis://localhost", "emails")  # type: ignore[arg-type]
-    JobQueue(store, "emails", 5.0)  # type: ignore[call-arg]
+    JobQueue(store, "emails", some)  # type: ignore[call-arg]
     JobQueue(store, "emails", retry=3)  # type: ignore[arg-type]
     JobWorker(queue)  # type: ignore[call-arg]
     JobWorker(queue, 5)  # type: ignore[arg-type]
     JobWorker(store, print)  # type: ignore[arg-type]
     RedisStore(b"redis://")  # type: ignore[arg-type]
+    RedisStore("redis://localhost", some)  # type: ignore[call-arg]
+    RedisStore("redis://localhost", namespase="blue")  # type: ignore[call-arg]
+    RedisStore.connect("redis://localhost", namespace=5)  # type: ignore[arg-type]
     PostgresStore()  # type: ignore[call-arg]
+    PostgresStore("postgresql://localhost", pool=5)  # type: ignore[call-arg]
+    PostgresStore.connect("postgresql://localhost", pool_size="5")  # type: ignore[arg-type]
+    JobQueue(store, "emails", lease=5.0)  # type: ignore[call-arg]
+    JobWorker(queue, print, some)  # type: ignore[call-arg]
+    JobWorker(queue, print, concurency=5)  # type: ignore[call-arg]
+    JobWorker(queue, print, drain_timeout=None)  # type: ignore[arg-type]
     job.state = JobState.READY  # type: ignore[misc]
 
 

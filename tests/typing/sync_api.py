@@ -217,6 +217,8 @@ def ways_to_a_broker(client: Redis, cluster: RedisCluster, address: Address, par
     assert_type(Broker(cluster, partitioner=partitioner, auto_create=TopicDefaults(partitions=4)), Broker)
     assert_type(Broker(address, partitioner=ConsistentHashPartitioner(), dedup_window=60, dedup_size=10), Broker)
     assert_type(Broker("redis://localhost", partitioner=lambda key, partitions: 0), Broker)
+    assert_type(Broker(client=address, dedup_size=10), Broker)
+    assert_type(Broker.connect(url="redis://localhost", namespace="staging"), Broker)
     codecs: list[Codec] = [JsonCodec(), BytesCodec(), TypedCodec(int)]
     assert_type(Broker.connect("redis://localhost", codec=codecs[0]), Broker)
 
@@ -385,7 +387,8 @@ def names_of_the_other_api(queue: RedisStreamsQueue) -> None:
     queue.aclose()  # type: ignore[attr-defined]
 
 
-def wrong_arguments_of_topics(broker: Broker, admin: Admin, message: Message) -> None:
+def wrong_arguments_of_topics(broker: Broker, admin: Admin, message: Message, some: Any) -> None:
+    # `some` is Any: mypy may also report that a value given without its name does not fit one of the options.
     broker.send("orders")  # type: ignore[call-arg]
     broker.send("orders", 1, "key")  # type: ignore[call-arg]
     broker.send("orders", 1, key=5)  # type: ignore[arg-type]
@@ -399,7 +402,12 @@ def wrong_arguments_of_topics(broker: Broker, admin: Admin, message: Message) ->
     broker.subscribe("orders", handler=print)  # type: ignore[call-arg]
     broker.consume(5, group="g")  # type: ignore[arg-type]
     Broker(b"redis://")  # type: ignore[arg-type]
-    Broker("redis://localhost", "namespace")  # type: ignore[call-arg]
+    Broker("redis://localhost", some)  # type: ignore[call-arg]
+    Broker("redis://localhost", namespase="blue")  # type: ignore[call-arg]
+    Broker("redis://localhost", dedup_size="10")  # type: ignore[arg-type]
+    Broker.connect("redis://localhost", some)  # type: ignore[call-arg]
+    Broker.connect("redis://localhost", namespase="blue")  # type: ignore[call-arg]
+    Broker.connect("redis://localhost", auto_create=True)  # type: ignore[arg-type]
     SubscribeOptions(10)  # type: ignore[call-arg]
     SubscribeOptions(order="sorted")  # type: ignore[arg-type]
     RetryPolicy(mode="drop")  # type: ignore[arg-type]

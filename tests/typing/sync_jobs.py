@@ -24,8 +24,10 @@ from conquiet.sync import (
     JobHealth,
     JobPage,
     JobQueue,
+    JobRetention,
     JobSpec,
     JobState,
+    JobStateError,
     JobWorker,
     Keep,
     LeaseError,
@@ -58,7 +60,9 @@ def the_stores(memory: MemoryStore, redis: RedisStore, postgres: PostgresStore) 
 
 
 def the_jobs(store: RedisStore) -> None:
-    queue = JobQueue(store, "emails", lease_ttl=5, retry=RetryPolicy(), keep=Keep(age=None), keep_failed=Keep(count=1))
+    queue = JobQueue(
+        store, "emails", lease_ttl=5, retry=RetryPolicy(), keep=JobRetention(age=None), keep_failed=Keep(count=1)
+    )
     assert_type(queue.name, str)
     assert_type(queue.store, MemoryStore | PostgresStore | RedisStore)
     assert_type(queue.lease_ttl, float)
@@ -134,6 +138,7 @@ def the_errors_of_jobs(duplicate: DuplicateJobError, stale: StaleLeaseError, unk
     errors: list[ConquietError] = [duplicate, stale, unknown]
     lease_error: LeaseError = stale
     config_error: ConfigError = unknown
+    config_error = JobStateError("a job is in flight")
     assert_type((duplicate.queue, duplicate.job_ids, duplicate.enqueued), tuple[str, tuple[str, ...], tuple[str, ...]])
     assert_type(stale.job_ids, tuple[str, ...])
     assert_type((errors[0].args, lease_error.args, config_error.args)[0], tuple[Any, ...])
@@ -142,7 +147,8 @@ def the_errors_of_jobs(duplicate: DuplicateJobError, stale: StaleLeaseError, unk
 # --- what must be refused -------------------------------------------------------------------------------------------
 
 
-def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job) -> None:
+def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job, some: Any) -> None:
+    # `some` is Any: mypy may also report that a value given without its name does not fit one of the options.
     queue.enqueue()  # type: ignore[call-arg]
     queue.enqueue(1, "id")  # type: ignore[call-arg]
     queue.enqueue(1, job_id=5)  # type: ignore[arg-type]
@@ -155,13 +161,22 @@ def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job) -> No
     queue.list_jobs("lost")  # type: ignore[arg-type]
     JobQueue(store)  # type: ignore[call-arg]
     JobQueue("redis://localhost", "emails")  # type: ignore[arg-type]
-    JobQueue(store, "emails", 5.0)  # type: ignore[call-arg]
+    JobQueue(store, "emails", some)  # type: ignore[call-arg]
     JobQueue(store, "emails", retry=3)  # type: ignore[arg-type]
     JobWorker(queue)  # type: ignore[call-arg]
     JobWorker(queue, 5)  # type: ignore[arg-type]
     JobWorker(store, print)  # type: ignore[arg-type]
     RedisStore(b"redis://")  # type: ignore[arg-type]
+    RedisStore("redis://localhost", some)  # type: ignore[call-arg]
+    RedisStore("redis://localhost", namespase="blue")  # type: ignore[call-arg]
+    RedisStore.connect("redis://localhost", namespace=5)  # type: ignore[arg-type]
     PostgresStore()  # type: ignore[call-arg]
+    PostgresStore("postgresql://localhost", pool=5)  # type: ignore[call-arg]
+    PostgresStore.connect("postgresql://localhost", pool_size="5")  # type: ignore[arg-type]
+    JobQueue(store, "emails", lease=5.0)  # type: ignore[call-arg]
+    JobWorker(queue, print, some)  # type: ignore[call-arg]
+    JobWorker(queue, print, concurency=5)  # type: ignore[call-arg]
+    JobWorker(queue, print, drain_timeout=None)  # type: ignore[arg-type]
     job.state = JobState.READY  # type: ignore[misc]
 
 

@@ -371,3 +371,12 @@ def client_ids(rows: list[dict[str, str]]) -> set[str]:
 @pytest.mark.parametrize("source", ["redis://a", Address.of("redis://a"), Redis(), RedisCluster("a", 1)])
 def test_a_queue_takes_all_of_them(source: AddressLike, config: QueueConfig) -> None:
     assert RedisStreamsQueue(source, config).config is config
+
+
+@pytest.mark.parametrize(("given", "wanted", "kept"), [("", 2.0, 2.0), ("?socket_timeout=1", 2.0, 1.0)])
+def test_an_address_of_the_same_redis_with_less_patience(given: str, wanted: float, kept: float) -> None:
+    patient = Address.of(f"redis://a{given}")
+    hasty = patient.answering_within(wanted)
+    assert hasty.timeout == kept
+    assert hasty.seeds == patient.seeds
+    assert Address.of(Redis(host="a", socket_timeout=None)).answering_within(wanted).timeout == wanted

@@ -15,8 +15,8 @@ import pytest
 from conquiet import EmbeddedRedis, QueueError
 from conquiet.wire import expiry
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.expiry import Expiry, merged
-from conquiet.wire.link import Link
 from conquiet.wire.streams import pack
 from tests.conftest import CLUSTERS, Rung
 from tests.rigs.asking import ask
@@ -30,7 +30,7 @@ FLAGS = "notify-keyspace-events"
 class Ear:
     """How often something was heard."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connections) -> None:
         self.link = link
         self.heard = 0
 
@@ -41,7 +41,7 @@ class Ear:
 @asynccontextmanager
 async def listening(url: str, prefix: str, *, enable: bool = False) -> AsyncIterator[Ear]:
     """A listener that has subscribed."""
-    ear = Ear(Link(Address.of(url)))
+    ear = Ear(Connections(Address.of(url)))
     task = asyncio.create_task(Expiry(ear.link, prefix, ear.hear, enable=enable).listen())
     try:
         await eventually(lambda: ear.heard > 0, "it listens")
@@ -152,7 +152,7 @@ async def test_a_user_who_may_not_subscribe_is_warned_of_it_once_and_may_later(
 ) -> None:
     await ask(url, "CONFIG", "SET", FLAGS, "Kx")
     await ask(url, "ACL", "SETUSER", "app", "on", ">word", "~*", "resetchannels", "+@all")
-    ear = Ear(Link(Address.of(url.replace("redis://", "redis://app:word@"))))
+    ear = Ear(Connections(Address.of(url.replace("redis://", "redis://app:word@"))))
     with caplog.at_level(logging.DEBUG, "conquiet"):
         task = asyncio.create_task(Expiry(ear.link, prefix, ear.hear).listen())
         await eventually(lambda: len(caplog.records) >= 3, "it tries again and again")

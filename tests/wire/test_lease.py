@@ -11,9 +11,9 @@ import pytest
 
 from conquiet.errors import QueueError
 from conquiet.wire.address import Address
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from conquiet.wire.lease import Lease
-from conquiet.wire.link import Link
+from conquiet.wire.lease import Lease, renewal_timeout
 from conquiet.wire.scripts import Script, run
 from conquiet.wire.streams import pack
 
@@ -33,7 +33,7 @@ DELETE: Final = Script.named("group_delete")
 class Desk:
     """One partition and group, by script and by command; ``later`` ms are added to the server's time."""
 
-    link: Link
+    link: Connections
     stream: str
     later: int = 0
     group: str = "billing"
@@ -81,7 +81,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(url: str) -> AsyncIterator[Desk]:
-    link = Link(Address.of(url))
+    link = Connections(Address.of(url))
     yield Desk(link, f"t:{secrets.token_hex(6)}")
     await link.aclose()
 
@@ -434,3 +434,9 @@ async def test_its_renewal_is_the_script(desk: Desk) -> None:
     before = await desk.now()
     assert await run(desk.link, desk.stream, held.renewal(60_000)) == 1
     assert int((await desk.fields())["until_ms"]) >= before + TTL + 60_000
+
+
+@pytest.mark.parametrize("ttl", [0.6, 1.0, 2.0, 15.0, 60.0])
+def test_two_renewals_can_fail_before_the_lease_is_given_up(ttl: float) -> None:
+    beat, pause = ttl / 3, ttl / 12
+    assert Lease.acquired("key", A, 1, ttl, 0.0).is_safe(beat + renewal_timeout(ttl) + pause + renewal_timeout(ttl))

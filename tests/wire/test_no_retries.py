@@ -133,7 +133,7 @@ async def test_a_refusal_is_not_tried_again(proxy: Proxy, queue: RedisStreamsQue
         b"-LOADING Redis is loading the dataset in memory\r\n",
         b"-BUSY Redis is busy running a script\r\n",
         b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n",
-        b"-MASTERDOWN Link with MASTER is down\r\n",
+        b"-MASTERDOWN Connections with MASTER is down\r\n",
         b"-CLUSTERDOWN The cluster is down\r\n",
         b"-READONLY You can't write against a read only replica.\r\n",
         b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",

@@ -6,7 +6,6 @@ import hashlib
 import re
 import secrets
 from collections.abc import AsyncIterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -16,19 +15,12 @@ from redis.exceptions import ResponseError
 import conquiet
 from conquiet import EmbeddedRedis, QueueError
 from conquiet.wire.address import Address
-from conquiet.wire.link import Link
+from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call, Script, is_noscript, run, run_many
 from conquiet.wire.streams import pack
 from tests.conftest import Rung
+from tests.rigs.lua_reading import ALLOWED, FRAGMENTS, KINDS, REFUSED, SCRIPTS, TEXTS, kind_of, writes_of
 from tests.rigs.proxy import Proxy
-
-TEXTS: Final = {
-    file.name.removesuffix(".lua"): file.read_text("utf-8")
-    for file in files("conquiet.wire").joinpath("lua").iterdir()
-    if file.name.endswith(".lua")
-}
-FRAGMENTS: Final = {name for name, text in TEXTS.items() if text.startswith("-- Fragment: ")}
-SCRIPTS: Final = sorted(TEXTS.keys() - FRAGMENTS)
 
 COUNTER: Final = "return redis.call('INCR', KEYS[1])"
 
@@ -54,8 +46,8 @@ async def proxy(url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def link(proxy: Proxy) -> AsyncIterator[Link]:
-    link = Link(Address.of(proxy.url))
+async def link(proxy: Proxy) -> AsyncIterator[Connections]:
+    link = Connections(Address.of(proxy.url))
     yield link
     await link.aclose()
 
@@ -74,7 +66,8 @@ def test_an_include_is_replaced_by_the_fragment() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_says_what_it_takes_and_gives(name: str) -> None:
-    assert re.findall(r"^-- (KEYS|ARGV|RETURNS)\b", TEXTS[name], re.MULTILINE) == ["KEYS", "ARGV", "RETURNS"]
+    words = ["KEYS", "ARGV", "RETURNS", "MEMORY"]
+    assert re.findall(rf"^-- ({'|'.join(words)})\b", TEXTS[name], re.MULTILINE) == words
 
 
 def test_each_script_is_used_and_each_fragment_included() -> None:
@@ -86,15 +79,41 @@ def test_each_script_is_used_and_each_fragment_included() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_every_server_compiles_each_script_to_the_hash_that_is_sent(name: str, link: Link) -> None:
+async def test_every_server_compiles_each_script_to_the_hash_that_is_sent(name: str, link: Connections) -> None:
     found = Script.named(name)
     assert await link.call("any", pack("SCRIPT", "LOAD", found.text)) == found.sha.encode()
+
+
+# --- when memory is full ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_says_what_it_is_when_memory_is_full_and_its_first_write_makes_it_so(name: str) -> None:
+    kind, writes = kind_of(name), writes_of(name)
+    assert kind in KINDS
+    assert f"-- MEMORY {kind}: " in TEXTS[name] or kind == "reads", "it does not say why"
+    if kind == "reads":
+        assert writes == ()
+    elif kind == "adds":
+        assert writes[0] in REFUSED or writes[0].startswith("stop_when_full")
+        assert "go_on_when_full" not in writes
+    else:
+        assert writes[0] == "go_on_when_full"
+
+
+async def test_the_server_refuses_what_is_taken_for_refused_and_nothing_else(link: Connections) -> None:
+    """A first write decides: this is what each command counts as."""
+    for name in sorted(REFUSED | ALLOWED):
+        [about] = await link.call("any", pack("COMMAND", "INFO", name.split()[0]))
+        parts = {part[0]: part[2] for part in about[9]} if len(about) > 9 else {}
+        flags = parts.get(name.lower().replace(" ", "|").encode(), about[2])
+        assert (b"write" in flags, b"denyoom" in flags) == (True, name in REFUSED), name
 
 
 # --- calls -------------------------------------------------------------------------------------------------
 
 
-async def test_a_script_is_sent_by_its_hash(link: Link, proxy: Proxy, key: str) -> None:
+async def test_a_script_is_sent_by_its_hash(link: Connections, proxy: Proxy, key: str) -> None:
     call = fresh()([key])
     await run(link, key, call)
     assert (proxy.count(b"EVALSHA"), proxy.count(b"\r\nEVAL\r\n")) == (1, 1)
@@ -102,7 +121,7 @@ async def test_a_script_is_sent_by_its_hash(link: Link, proxy: Proxy, key: str) 
     assert (proxy.count(b"EVALSHA"), proxy.count(b"\r\nEVAL\r\n")) == (2, 1)
 
 
-async def test_only_refused_calls_are_sent_again(link: Link, proxy: Proxy, key: str) -> None:
+async def test_only_refused_calls_are_sent_again(link: Connections, proxy: Proxy, key: str) -> None:
     known = fresh()
     unknown = script(f"return {{redis.call('INCR', KEYS[1]), ARGV[1]}} -- {secrets.token_hex(8)}")
     await run(link, key, known([key]))
@@ -112,27 +131,27 @@ async def test_only_refused_calls_are_sent_again(link: Link, proxy: Proxy, key: 
     assert proxy.count(unknown.text.encode()) == 2
 
 
-async def test_keys_and_arguments_arrive_as_they_are(link: Link, key: str) -> None:
+async def test_keys_and_arguments_arrive_as_they_are(link: Connections, key: str) -> None:
     echo = script("return {KEYS[1], ARGV[1], ARGV[2], ARGV[3], #KEYS, #ARGV}")
     assert await run(link, key, echo([key], "Grüße", b"\x00\xff", 12)) == [
         key.encode(), "Grüße".encode(), b"\x00\xff", b"12", 1, 3,
     ]  # fmt: skip
 
 
-async def test_the_error_of_a_script_is_a_queue_error_that_names_the_key(link: Link, key: str) -> None:
+async def test_the_error_of_a_script_is_a_queue_error_that_names_the_key(link: Connections, key: str) -> None:
     with pytest.raises(QueueError, match=f"{key}.*gone wrong") as caught:
         await run(link, key, script("return redis.error_reply('ERR gone wrong')")([key]))
     assert isinstance(caught.value.__cause__, ResponseError)
 
 
-async def test_an_error_among_many_is_a_value_and_hurts_no_other(link: Link, key: str) -> None:
+async def test_an_error_among_many_is_a_value_and_hurts_no_other(link: Connections, key: str) -> None:
     counter, broken = fresh(), script("return redis.error_reply('ERR gone wrong')")
     one, error, two = await run_many(link, key, [counter([key]), broken([key]), counter([key])])
     assert (one, two) == (1, 2)
     assert isinstance(error, ResponseError)
 
 
-async def test_a_lost_answer_is_not_asked_for_again(link: Link, proxy: Proxy, key: str) -> None:
+async def test_a_lost_answer_is_not_asked_for_again(link: Connections, proxy: Proxy, key: str) -> None:
     call = fresh()([key])
     await run(link, key, call)
     cut = proxy.cut(b"EVALSHA")
@@ -144,7 +163,7 @@ async def test_a_lost_answer_is_not_asked_for_again(link: Link, proxy: Proxy, ke
 
 async def test_scripts_come_back_after_the_server_forgot_them(rung: Rung, key: str) -> None:
     async with EmbeddedRedis(binary=rung.binary or None) as server:
-        link = Link(Address.of(server.url))
+        link = Connections(Address.of(server.url))
         calls: list[Call] = [fresh()([key]), fresh()([key])]
         assert await run_many(link, key, calls) == [1, 2]
         await link.call(key, pack("SCRIPT", "FLUSH"))

@@ -37,7 +37,7 @@ async def way(url: str) -> AsyncIterator[SlowWay]:
 
 @pytest.fixture
 async def queue(way: SlowWay, config: QueueConfig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RedisStreamsQueue]:
-    monkeypatch.setattr("conquiet.wire.waiting._WATCHDOG", SILENCE)
+    monkeypatch.setattr("conquiet.wire.blocking_connection._WATCHDOG", SILENCE)
     async with RedisStreamsQueue.connect(f"{way.url}?socket_timeout={SILENCE}", config) as queue:
         yield queue
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
-from itertools import count
 from typing import Final, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import NewJob
+from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.kit.policy import Backoff
+from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 
-__all__ = ["Gathering", "HeldError", "patiently"]
+__all__ = ["Gathering", "HeldError", "added"]
 
 _MOST: Final = 500
 _MOST_BYTES: Final = 1 << 20
@@ -26,15 +27,9 @@ class HeldError(Exception):
     """Others have one of the IDs, in a transaction that has not ended; nothing was added. Never leaves a store."""
 
 
-async def patiently(add: Callable[[], Awaitable[None]]) -> None:
+async def added(add: Callable[[], Awaitable[None]]) -> None:
     """Add, again and again while others hold an ID. No connection is kept meanwhile: that would keep it from others."""
-    for tries in count():
-        try:
-            await add()
-        except HeldError:
-            await asyncio.sleep(_BACKOFF.delay(tries))
-        else:
-            return
+    await patiently(SYSTEM_CLOCK, add, on=HeldError, backoff=_BACKOFF, retries=None)
 
 
 _Place: TypeAlias = tuple[NewJob, "asyncio.Future[None]"]
@@ -91,7 +86,7 @@ class Gathering:
             raise
         self._close(queue, batch)
         if not batch.others and not is_behind:
-            await patiently(lambda: self._add(queue, [job]))
+            await added(lambda: self._add(queue, [job]))
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._start(queue, [(job, mine), *batch.others])
@@ -138,7 +133,7 @@ class Gathering:
                     for place in places:
                         self._start(queue, [place])
                     return
-                await asyncio.sleep(_BACKOFF.delay(tries))
+                await asyncio.sleep(_BACKOFF.delay(tries))  # and then looks whether its caller still wants it
                 tries += 1
             except ConfigError:
                 if len(places) == 1:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, cast
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.job import Attempt, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import Lease
+from conquiet.jobs.store import Claim, Lease
 from conquiet.wire.parser import Reply
 
-__all__ = ["LETTERS", "Claim", "added", "claimed_jobs", "known_jobs", "settled", "token_of"]
+__all__ = ["LETTERS", "added", "claimed_jobs", "known_jobs", "settled", "token_of"]
 
 Word = str | bytes | int
 
@@ -27,15 +25,6 @@ _LOWEST: Final = -(1 << 31)
 _HIGHEST: Final = (1 << 31) - 1
 _LATEST: Final = 10**14
 _ERRORS: Final = (ValueError, KeyError, IndexError)  # what comes of reading a record that is none
-
-
-class Claim(Struct, frozen=True, gc=False):
-    """What is the same of all jobs that one call claims."""
-
-    queue: str
-    worker: str
-    ttl_ms: int
-    id: str
 
 
 # --- writing -------------------------------------------------------------------------------------------------
@@ -74,11 +63,23 @@ def token_of(one: Lease | Settlement) -> Word:
     return f"{one.token}.{one.claim_id}" if one.claim_id else one.token
 
 
-def settled(one: Settlement) -> tuple[Word, ...]:
-    """A settlement as words for the script."""
-    token = token_of(one)
+def settled(settlements: Sequence[Settlement]) -> list[Word]:
+    """Settlements as words for the script."""
+    words: list[Word] = []
+    number, claim_id, token = -1, "", cast("Word", "")
+    for one in settlements:
+        if one.token != number or one.claim_id != claim_id:  # most that are told together were claimed together
+            number, claim_id, token = one.token, one.claim_id, token_of(one)
+        if one.kind == "ack" and one.result is None:
+            words += ("done", one.job_id, token)
+        else:
+            words += _settled(one, token)
+    return words
+
+
+def _settled(one: Settlement, token: Word) -> tuple[Word, ...]:
     if one.kind == "ack":
-        return ("done", one.job_id, token) if one.result is None else ("result", one.job_id, token, one.result)
+        return "result", one.job_id, token, one.result or b""
     if one.kind == "retry":
         return "retry", one.job_id, token, one.delay_ms, one.error, one.brief
     if one.kind == "fail":

@@ -1,39 +1,49 @@
-"""Waiting for what happens to a queue in Redis: one blocked connection for all who wait in a process."""
+"""Waiting for what happens to a queue in Redis: all who wait at a store, for whatever queue, share one connection."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
+from conquiet.wire.connections import Connections
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.keys import JobKeys
-from conquiet.wire.link import Link
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script, run
 from conquiet.wire.streams import pack
 
-__all__ = ["Waiter", "Watch"]
+__all__ = ["NOW", "Waiter", "Watch"]
 
 _WATCH: Final = Script.named("jobs_watch")
+_PART: Final = Script.named("jobs_part")
+NOW: Final = "now"
+"""The mark of a claim after which there may be more at once."""
 _SLICE: Final = 10.0
-"""How long one blocked read lasts; after one in which nobody waited, the connection is closed."""
+"""How long one read lasts; after one in which nobody waited, nothing is read any more."""
 _REQUEST: Final = 60.0
 """How long the queue goes on telling which jobs end after it was asked to."""
 _REPEAT: Final = 20.0
 _PAGE: Final = 1000
 """Far less than the stream of ended jobs holds: a page that is not full was the last, and nothing was missed."""
+_SOON: Final = 0.1
+"""Seconds in which whoever was told of jobs should ask for them, and who has asked in vain should wait."""
+_MOMENT: Final = 0.2
+"""Seconds for which leaving waits until the server knows of it."""
+
+_Position: TypeAlias = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One who waits: for the end of a job, or for news after ``mark``."""
+    """One who waits: for the end of a job, or for news after ``marks``, which has a position in each stream."""
 
-    mark: tuple[int, int] = (0, 0)
+    marks: Mapping[str, _Position] = field(default_factory=dict[str, _Position])
     event: asyncio.Event = field(default_factory=asyncio.Event)
     error: QueueError | None = None
 
@@ -48,18 +58,29 @@ class Watch:
 
     Reading the streams changes nothing on the server. The position in each is kept here, and every waiter says from
     where on it wants to know, so that nothing falls between two reads.
+
+    The server tells one store of a job, and the watch one who waits there. Whoever was told, or has left, is to claim
+    soon: else another is told in its place, here or, if nobody else waits here, elsewhere.
     """
 
-    def __init__(self, link: Link, keys: JobKeys, gone: Callable[[Watch], None]) -> None:
+    def __init__(
+        self, link: Connections, keys: JobKeys, name: str, offset: Callable[[], int], gone: Callable[[Watch], None]
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._link = link
         self._keys = keys
+        self._name = name
+        self._own = keys.news_of(name)
+        self._offset = offset
         self._gone = gone
-        self._blocking = Link(link.address)
+        self._owed: asyncio.TimerHandle | None = None
+        self._is_missing = False
         self._listeners: set[Waiter] = set()
         self._ends: dict[str, set[Waiter]] = {}
-        self._heard: tuple[int, int] | None = None
-        self._ended = "$"
+        self._heard: dict[str, _Position] = {}
+        """Up to where the news were read: those to all, and those to this store."""
+        self._ended: str | None = None
+        self._interrupt = Interrupt()
         self._asked = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self._used = time.monotonic()
@@ -77,17 +98,23 @@ class Watch:
 
     async def listen(self, mark: str) -> Waiter | None:
         """A waiter for news after ``mark``; ``None`` if there already was some. To be left with :meth:`leave`."""
-        waiter = Waiter(_position(mark))
+        if mark == NOW:
+            return None
+        to_all, _, to_this = mark.partition("/")
+        waiter = Waiter({self._keys.news: _position(to_all), self._own: _position(to_this)})
         self._used = time.monotonic()
-        if self._heard is not None and self._heard > waiter.mark:
-            # What was heard may be lost to the server itself, after a failover: then it is no news any more.
-            self._heard = await self._last()
-            if self._heard > waiter.mark:
-                return None
-        if self._heard is None:
-            self._heard = waiter.mark
+        for stream, begin in waiter.marks.items():
+            if self._heard.get(stream, begin) > begin:
+                # What was heard may be lost to the server itself, after a failover: then it is no news any more.
+                self._heard[stream] = await self._last(stream)
+                if self._heard[stream] > begin:
+                    return None
+        if not self._heard.keys() >= waiter.marks.keys():
+            self._interrupt.request()
+        self._heard = {**waiter.marks, **self._heard}
         self._listeners.add(waiter)
         self._start()
+        self.settle()
         return waiter
 
     async def expect(self, id: str) -> Waiter:
@@ -103,28 +130,70 @@ class Watch:
         return waiter
 
     def leave(self, waiter: Waiter, id: str | None = None) -> None:
-        """Forget a waiter."""
+        """Forget a waiter; one for news is to claim soon, or another is told in its place."""
         self._used = time.monotonic()
-        self._listeners.discard(waiter)
+        if waiter in self._listeners:
+            self._listeners.discard(waiter)
+            self.owe(is_missing=True)
         waiting = self._ends.get(id) if id is not None else None
         if waiting is not None and id is not None:
             waiting.discard(waiter)
             if not waiting:
                 del self._ends[id]
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for news here, or has claimed and is about to."""
+        return bool(self._listeners) or (self._owed is not None and not self._is_missing)
+
+    def owe(self, *, is_missing: bool = False) -> None:
+        """Somebody is known as waiting and is to wait soon; or was told or has left, and is missing until it claims."""
+        self._is_missing |= is_missing
+        if self._owed is None and not self._closed:
+            self._owed = self.loop.call_later(_SOON, self._pay)
+
+    def settle(self) -> None:
+        """Somebody claims or waits."""
+        self._is_missing = False
+        if self._owed is not None:
+            self._owed.cancel()
+            self._owed = None
+
     async def aclose(self) -> None:
-        """Stop, and fail whoever still waits."""
+        """Stop, and fail whoever still waits; others are told of what nobody here will claim."""
+        is_idle = self._owed is not None or bool(self._listeners)
         self._gone(self)
         self._fail(self._closing())
         self._closed = True
-        await self._blocking.aclose()
+        self.settle()
+        if is_idle:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MOMENT):
+                    await self._part()
         await self._background.aclose()
+
+    def _pay(self) -> None:
+        """Tell another of what somebody was told of: it has not claimed, and may have left."""
+        self._owed, is_missing = None, self._is_missing
+        if self._listeners and is_missing:
+            self._told(1)
+        elif not self._listeners and not self._closed:
+            self._background.start(self._part(), "part")
+
+    async def _part(self) -> None:
+        with suppress(QueueError):  # others look for themselves after a while
+            await run(self._link, self._keys.news, _PART(self._keys.all(), self._offset(), self._name))
+
+    def _told(self, count: int) -> None:
+        """This store was told of so many jobs: as many who wait are to look."""
+        _wake([waiter for waiter in self._listeners if not waiter.event.is_set()][:count])
+        self.owe(is_missing=True)
 
     # --- the one reader ---------------------------------------------------------------------------------------
 
-    async def _last(self) -> tuple[int, int]:
+    async def _last(self, stream: str) -> _Position:
         """The last news that the server knows of."""
-        reply = await self._link.call(self._keys.news, pack("XREVRANGE", self._keys.news, "+", "-", "COUNT", 1))
+        reply = await self._link.call(stream, pack("XREVRANGE", stream, "+", "-", "COUNT", 1))
         return _position(reply[0][0].decode()) if reply else (0, 0)
 
     async def _ask(self) -> None:
@@ -146,10 +215,10 @@ class Watch:
         asked = time.monotonic()
         words = round(_REQUEST * 1000)
         heard, ended = await run(self._link, self._keys.news, _WATCH(self._keys.all(), words))
-        if self._heard is None:
-            self._heard = _position(heard.decode())
-        if self._ended == "$":
+        self._heard.setdefault(self._keys.news, _position(heard.decode()))
+        if self._ended is None:
             self._ended = ended.decode()
+            self._interrupt.request()
         if asked >= self._asked + _REQUEST:
             # The queue had stopped telling, because this process was frozen, say.
             _wake(waiter for waiting in self._ends.values() for waiter in waiting)
@@ -168,12 +237,12 @@ class Watch:
             while self._listeners or self._ends or time.monotonic() < self._used + _SLICE:
                 if self._ends:
                     await self._ask()
-                self._take(await self._blocking.wait(self._keys.news, self._command(), _SLICE, Interrupt()))
+                self._interrupt = Interrupt()
+                self._take(await self._link.read(self._after(), _PAGE, _SLICE, self._interrupt))
         except QueueError as error:
             self._fail(error)
         finally:
             self._over()
-            await self._blocking.aclose()
 
     def _over(self, _: object = None) -> None:
         """Nobody reads any more, or ever did: the task may have been cancelled before its first step."""
@@ -184,18 +253,23 @@ class Watch:
     def _closing(self) -> QueueError:
         return QueueError(f"queue {self._keys.queue!r} is not watched any more: its connection was closed")
 
-    def _command(self) -> bytes:
-        milliseconds, count = self._heard or (0, 0)
-        streams = (self._keys.news, self._keys.ended, f"{milliseconds}-{count}", self._ended)
-        return pack("XREAD", "COUNT", _PAGE, "BLOCK", round(_SLICE * 1000), "STREAMS", *streams)
+    def _after(self) -> dict[str, str]:
+        """From where on to read each stream; that of ended jobs only from when on somebody has waited for one."""
+        after = {stream: f"{milliseconds}-{count}" for stream, (milliseconds, count) in self._heard.items()}
+        return after if self._ended is None else after | {self._keys.ended: self._ended}
 
-    def _take(self, reply: Reply) -> None:
-        for stream, entries in reply or ():
-            if stream.decode() == self._keys.news:
-                self._heard = _position(entries[-1][0].decode())
-                _wake(waiter for waiter in self._listeners if waiter.mark < self._heard)
+    def _take(self, reply: Reply | None) -> None:
+        for name, entries in reply or ():
+            stream, last = name.decode(), entries[-1][0].decode()
+            if stream != self._keys.ended:
+                self._heard[stream] = _position(last)
+            if stream == self._keys.news:
+                _wake(waiter for waiter in self._listeners if waiter.marks[stream] < self._heard[stream])
                 continue
-            self._ended = entries[-1][0].decode()
+            if stream == self._own:
+                self._told(sum(int(fields[1]) for _, fields in entries))
+                continue
+            self._ended = last
             if len(entries) == _PAGE:
                 # More may have gone by than the stream holds: let everybody look.
                 _wake(waiter for waiting in self._ends.values() for waiter in waiting)
@@ -215,7 +289,7 @@ def _wake(waiters: Iterable[Waiter]) -> None:
         waiter.event.set()
 
 
-def _position(id: str) -> tuple[int, int]:
+def _position(id: str) -> _Position:
     """An entry's ID as numbers, which compare as the entries do."""
     milliseconds, _, count = id.partition("-")
     return int(milliseconds or 0), int(count or 0)

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, JobRetention, Lease, Wanted
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import new_lock
@@ -74,9 +74,13 @@ class MemoryStore:
     ) -> None:
         await self.aclose()
 
-    def apart(self) -> MemoryStore:
+    def clone(self) -> MemoryStore:
         """The store itself: it belongs to no loop."""
         return self
+
+    def apart(self) -> MemoryStore:
+        """The former name of :meth:`clone`."""
+        return self.clone()
 
     async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none."""
@@ -108,13 +112,20 @@ class MemoryStore:
             expired = self._expire(mine, now, wanted.max_retries)
             due = [job for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms <= now]
             chosen = _chosen(sorted(due, key=mine.order), wanted)
-            claim = partial(_claimed, wanted, now, nonce(), mine.token)
+            claim = partial(_claimed, wanted, now, wanted.claim_id or nonce(), mine.token)
             jobs = [claim(job) for job in sorted(chosen, key=mine.order)]
             mine.jobs.update((job.id, job) for job in jobs)
             times = [job.ready_ms for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms > now]
             times += [job.lease_ms for job in mine.jobs.values() if job.lease_ms is not None]
             next_ms = max(0, min(times) - now) if times else None
             return Claimed(jobs, expired, next_ms, str(mine.news))
+
+    async def leased(self, queue: str, claim_ids: Sequence[str], left_ms: int) -> list[Lease]:
+        """What these claims have leased."""
+        with self._lock:
+            jobs, since = self._of(queue).jobs.values(), self._now() + left_ms
+            held = [job for job in jobs if job.lease_ms is not None and job.lease_ms >= since]
+            return [Lease.of(job) for job in held if job.claim_id in claim_ids]
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
@@ -167,7 +178,7 @@ class MemoryStore:
                 mine.remove(id)
             return job
 
-    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+    async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
         with self._lock:
             mine, now = self._of(queue), self._now()
@@ -182,13 +193,18 @@ class MemoryStore:
 
     async def news(self, queue: str, mark: str, seconds: float) -> None:
         """Return once something may be claimable, or after ``seconds``."""
-        event = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             mine = self._of(queue)
             if str(mine.news) != mark:
                 return
-            mine.waiting.append((asyncio.get_running_loop(), event))
-        await self._clock.wait(event, seconds)
+            mine.waiting.append(waiter)
+        try:
+            await self._clock.wait(waiter[1], seconds)
+        finally:
+            with self._lock:
+                if waiter in mine.waiting:  # nobody has told it, and nobody needs to any more
+                    mine.waiting.remove(waiter)
 
     async def finished(self, queue: str, id: str, seconds: float | None) -> Job | None:
         """The job once it is finished."""

@@ -8,21 +8,25 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.chunks import MOST, chunks
+from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, Keep, Lease, Wanted
+from conquiet.jobs.options import RedisStoreKeywords, RedisStoreOptions
+from conquiet.jobs.store import MOST_BYTES, Claim, Claimed, Expired, JobPage, JobRetention, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
-from conquiet.jobs.stores._redis_records import LETTERS, Claim, added, claimed_jobs, known_jobs, settled, token_of
-from conquiet.jobs.stores._redis_watch import Watch
-from conquiet.kit import rules
-from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.jobs.stores._redis_records import LETTERS, added, claimed_jobs, known_jobs, settled, token_of
+from conquiet.jobs.stores._redis_watch import NOW, Watch
+from conquiet.kit.clock import Clock
 from conquiet.kit.ids import nonce
+from conquiet.kit.loopthread import forks
+from conquiet.kit.options import takes
+from conquiet.kit.service import MOMENT, to_its_end
 from conquiet.wire.address import Address, AddressLike
+from conquiet.wire.connections import Connections
 from conquiet.wire.keys import JobKeys
-from conquiet.wire.link import Link
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script, run
 from conquiet.wire.streams import pack
@@ -33,6 +37,7 @@ _log = logging.getLogger("conquiet.jobs")
 
 _ADD: Final = Script.named("jobs_add")
 _CLAIM: Final = Script.named("jobs_claim")
+_LEASED: Final = Script.named("jobs_leased")
 _RENEW: Final = Script.named("jobs_renew")
 _SETTLE: Final = Script.named("jobs_settle")
 _FIND: Final = Script.named("jobs_find")
@@ -54,30 +59,35 @@ _CURSORS: Final = {
 }
 
 
-class RedisStore:
+class RedisStore(SharesHeartbeats):
     """Keeps jobs in Redis, where they are as safe as the server's own persistence makes them.
 
     ``client`` is a URL, an address or a ``redis.asyncio`` client, of which only the settings are used. Stores of
     different ``namespace`` on one server know nothing of each other. In a Cluster each queue lies on one node.
 
     A claim lets at most 500 leases run out and 1,000 delayed jobs fall due; where more had to, it says that there is
-    more at once. Belongs to the event loop on which it was used first: :meth:`apart` makes one for another.
+    more at once. Belongs to the event loop on which it was used first: :meth:`clone` makes one for another.
     """
 
-    def __init__(self, client: AddressLike, *, namespace: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
+    @takes(RedisStoreOptions)
+    def __init__(self, client: AddressLike, **options: Unpack[RedisStoreKeywords]) -> None:
+        taken = RedisStoreOptions(**options)
         self._address = Address.of(client)
-        self._namespace = rules.name("namespace", namespace) if namespace else ""
-        self._clock = clock
-        self._link = Link(self._address)
+        self._namespace = taken.namespace or ""
+        self._clock = taken.clock
+        self._link = Connections(self._address)
         self._keys: dict[str, list[str]] = {}
         self._watches: dict[str, Watch] = {}
         self._gathering = Gathering(self._add)
         self._has_looked = False
+        self._named = (forks(), nonce())
+        self.heartbeats = HeartbeatStore(self)
 
     @classmethod
-    def connect(cls, url: str, *, namespace: str = "", clock: Clock = SYSTEM_CLOCK) -> Self:
+    @takes(RedisStoreOptions)
+    def connect(cls, url: str, **options: Unpack[RedisStoreKeywords]) -> Self:
         """A store at ``url``; the first call connects."""
-        return cls(url, namespace=namespace, clock=clock)
+        return cls(url, **options)
 
     @property
     def clock(self) -> Clock:
@@ -96,13 +106,19 @@ class RedisStore:
         self._has_looked = True
 
     async def aclose(self) -> None:
-        """Close all connections; whoever still waits for something gets a ``QueueError``."""
-        await self._gathering.aclose()
-        for watch in list(self._watches.values()):
-            if watch.loop is asyncio.get_running_loop():
-                await watch.aclose()
-        self._watches.clear()
-        await self._link.aclose()
+        """Close all connections; whoever still waits for something gets a ``QueueError``.
+
+        A call that is cancelled closes them all the same. Takes a second at most.
+        """
+        await to_its_end(self._close(), "close", MOMENT)
+
+    async def _close(self) -> None:
+        here = [watch for watch in self._watches.values() if watch.loop is asyncio.get_running_loop()]
+        try:
+            await asyncio.gather(self._gathering.aclose(), *(watch.aclose() for watch in here))
+        finally:  # also when there is no time left
+            self._watches.clear()
+            await self._link.aclose()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -113,13 +129,17 @@ class RedisStore:
     ) -> None:
         await self.aclose()
 
-    def apart(self) -> RedisStore:
+    def clone(self) -> RedisStore:
         """The same store over connections of its own."""
         store = RedisStore(self._address, namespace=self._namespace, clock=self._clock)
         store._has_looked = self._has_looked
         return store
 
     # --- the life of a job ------------------------------------------------------------------------------------
+
+    def apart(self) -> RedisStore:
+        """The former name of :meth:`clone`."""
+        return self.clone()
 
     async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none, in one round trip; single ones of callers at the same time share it."""
@@ -152,9 +172,9 @@ class RedisStore:
         """
         wanted = wanted.bounded()
         shares = (wanted.count, wanted.retries, wanted.oldest, MOST_BYTES)
-        claim = Claim(queue, wanted.worker, wanted.ttl_ms, nonce())
+        claim = Claim(queue, wanted.worker, wanted.ttl_ms, wanted.claim_id or nonce())
         words = (HISTORY, EXPIRED, wanted.worker, claim.id, wanted.ttl_ms, wanted.max_retries, *shares)
-        reply = await self._run(queue, _CLAIM, self._clock.offset_ms, *words)
+        reply = await self._asked_for_jobs(queue, wanted, words)
         now, token, next_ms, mark, expired, broken, claimed = reply
         for id in broken:
             _log.error("job %r of queue %r cannot be read and is left out", id.decode(errors="replace"), queue)
@@ -172,6 +192,33 @@ class RedisStore:
             mark.decode(),
         )
 
+    async def _asked_for_jobs(self, queue: str, wanted: Wanted, words: Sequence[str | bytes | int]) -> Reply:
+        """The reply to a claim, whose caller is known to the server as waiting if it says that it will."""
+        watch = self._watch(queue) if wanted.waits else self._watches.get(queue)
+        is_shared = False
+        if watch is not None:
+            is_shared = watch.is_awaited
+            watch.settle()
+        about = (self._name(), int(wanted.waits), int(is_shared))
+        try:
+            reply = await self._run(queue, _CLAIM, self._clock.offset_ms, *words, *about)
+        except asyncio.CancelledError:
+            if watch is not None:
+                watch.owe()
+            raise
+        if wanted.waits and watch is not None and reply[3] != NOW.encode():
+            watch.owe()
+        return reply
+
+    async def leased(self, queue: str, claim_ids: Sequence[str], left_ms: int) -> list[Lease]:
+        """What these claims have leased."""
+        rows = await self._run(queue, _LEASED, self._clock.offset_ms, left_ms, *claim_ids)
+        found: list[Lease] = []
+        for id, token in rows:
+            number, _, claim_id = token.decode().partition(".")
+            found.append(Lease(id.decode(), int(number), claim_id))
+        return found
+
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
         renewed: list[bool] = []
@@ -185,8 +232,7 @@ class RedisStore:
         """Apply each settlement; false for each that is stale."""
         applied: list[bool] = []
         for some in chunks(settlements, Settlement.size):
-            words = [word for one in some for word in settled(one)]
-            reply = await self._run(queue, _SETTLE, self._clock.offset_ms, HISTORY, *words)
+            reply = await self._run(queue, _SETTLE, self._clock.offset_ms, HISTORY, *settled(some))
             applied += [done == 1 for done in reply]
         return applied
 
@@ -203,7 +249,7 @@ class RedisStore:
         """Remove a finished job."""
         return self._changed(queue, id, "delete", await self._run(queue, _DELETE, id))
 
-    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+    async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
         if state not in (JobState.SUCCEEDED, JobState.FAILED):
             return 0
@@ -305,9 +351,16 @@ class RedisStore:
     def _watch(self, queue: str) -> Watch:
         watch = self._watches.get(queue)
         if watch is None or watch.is_over or watch.loop is not asyncio.get_running_loop():
-            watch = Watch(self._link, JobKeys(queue, self._namespace), self._forget)
+            keys = JobKeys(queue, self._namespace)
+            watch = Watch(self._link, keys, self._name(), lambda: self._clock.offset_ms, self._forget)
             self._watches[queue] = watch
         return watch
+
+    def _name(self) -> str:
+        """By which the server knows this store in this process."""
+        if self._named[0] != forks():
+            self._named = (forks(), nonce())
+        return self._named[1]
 
     def _forget(self, watch: Watch) -> None:
         self._watches = {queue: one for queue, one in self._watches.items() if one is not watch}

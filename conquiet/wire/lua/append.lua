@@ -2,7 +2,9 @@
 -- KEYS   stream, dedup, dedup IDs, trim
 -- ARGV   offset ms, message ID or '', window ms, window size, most entries or -1, 'reject' or 'drop' at that, fields...
 -- RETURNS {'OK', entry ID, unfinished entries dropped} | {'AGAIN', entry ID of the first time} | {'FULL', entries}
+-- MEMORY adds: a message more
 --#include clock
+--#include full_memory
 --#include dedup
 --#include rows
 --#include bound
@@ -21,6 +23,7 @@ local limit = tonumber(most)
 if limit >= 0 and full == 'reject' then
   local over = redis.call('XLEN', stream) + 1 - limit
   if over > 0 then
+    stop_when_full_at(trim, 'removed') -- before it makes room for itself: what comes may be larger than what goes
     local bound = safe_bound(stream, {})
     -- With no group there is nobody who could miss an entry.
     over = over - remove_oldest(stream, trim, math.min(over, room), bound, now, {})

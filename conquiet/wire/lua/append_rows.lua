@@ -6,7 +6,9 @@
 --        a digit a row: 1 key + 2 headers + 4 ID, then of each row the payload and those, all in one MessagePack array
 -- RETURNS {'OK' | 'AGAIN' | 'DIFFERS', rows appended, unfinished entries dropped}
 --         | {'FULL', entries, entries that were removed; if any, another call may remove more}
+-- MEMORY adds: messages more
 --#include clock
+--#include full_memory
 --#include rows
 --#include bound
 local stream, written, before, trim = unpack(KEYS)
@@ -82,6 +84,7 @@ if limit >= 0 and full == 'reject' and count > 0 then
   if not bound then
     full = 'drop' -- with no group there is nobody who could miss an entry, of these rows neither
   elseif over > 0 then
+    stop_when_full_at(trim, 'removed') -- before it makes room for itself: what comes may be larger than what goes
     local gone = remove_oldest(stream, trim, math.min(over, room + count), bound, now, {})
     if over > gone then return {'FULL', redis.call('XLEN', stream), gone} end
   end

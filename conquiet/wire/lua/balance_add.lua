@@ -2,6 +2,7 @@
 -- KEYS   input, owners
 -- ARGV   name, what the entry holds
 -- RETURNS {entry ID, 1 if it is new}
+-- MEMORY adds: a stream to look after
 --#include balance_state
 local input, owners = unpack(KEYS)
 local name, value = unpack(ARGV)

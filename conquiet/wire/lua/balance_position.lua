@@ -2,6 +2,7 @@
 -- KEYS   owners, positions
 -- ARGV   owner, epoch, name, ID up to which all is done
 -- RETURNS 1 moved | 0 somebody else has the stream, or nobody
+-- MEMORY keeps: what was read need not be read again
 --#include balance_state
 --#include full_memory
 if not has(KEYS[1], ARGV[3], ARGV[1], ARGV[2]) then return 0 end

@@ -3,6 +3,7 @@
 -- KEYS   input, owners, leases, members
 -- ARGV   group, ttl ms, bad, ID to begin after or '-', how many to look at
 -- RETURNS {ID to go on after or '', set aside, found}
+-- MEMORY keeps: what was handed in gets an owner who can finish it
 --#include balance_state
 --#include balance_entry
 --#include full_memory

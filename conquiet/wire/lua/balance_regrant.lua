@@ -2,6 +2,7 @@
 -- KEYS   input, owners, leases, epochs
 -- ARGV   owner, ttl ms, offset ms, mutex (the beginning of its keys), then IDs of entries
 -- RETURNS {streams as {name, entry, epoch, entry ID}, how many of the IDs were looked at}
+-- MEMORY keeps: the owner goes on with what it has
 --#include clock
 --#include balance_state
 --#include balance_entry

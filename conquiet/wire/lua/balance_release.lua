@@ -3,6 +3,7 @@
 -- ARGV   owner, leaving ('1': the consumer goes too), news, mutex (the beginning of its keys), then name and epoch of
 --        each
 -- RETURNS one number a stream: 1 released | 0 somebody else has it, or nobody
+-- MEMORY keeps: others can go on with it
 --#include balance_state
 --#include full_memory
 local owners, leases, members, rooms = unpack(KEYS)

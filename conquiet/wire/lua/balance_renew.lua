@@ -4,6 +4,7 @@
 --        then name and epoch of each
 -- RETURNS {names that it does not hold any more, consumers alive, streams that were given out and are unfinished,
 --          how many more the others would take over}
+-- MEMORY keeps: who owns a stream goes on
 --#include clock
 --#include balance_state
 --#include full_memory

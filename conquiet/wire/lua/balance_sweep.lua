@@ -5,8 +5,10 @@
 -- RETURNS {taken as {name, entry, epoch, entry ID, owner before}, late as {name, entry, epoch, owner},
 --          ms by which the oldest is late or -1, ms until the next is late or -1, how many stay late, 1 if there are
 --          more to look at}
+-- MEMORY keeps: what nobody cares for gets an owner who can finish it
 --#include clock
 --#include balance_state
+--#include full_memory
 local input, owners, leases, epochs, positions, members = unpack(KEYS)
 local group, owner, ttl, offset, mutex, skip, look, most, has_now, hungry = unpack(ARGV)
 local now = now_ms(offset)
@@ -16,6 +18,7 @@ if hungry ~= '1' then
   room = math.min(room, math.ceil(redis.call('ZCARD', leases) / math.max(alive, 1)) - tonumber(has_now))
 end
 
+go_on_when_full(leases)
 local taken, late, oldest, staying, bytes = {}, {}, -1, 0, 0
 -- By rank: to skip by score takes as long as what is skipped is long.
 local rows = redis.call('ZRANGE', leases, skip, skip + look - 1, 'WITHSCORES')

@@ -4,9 +4,11 @@
 --        has, hungry ('1': its share does not matter)
 -- RETURNS {streams as {name, entry, epoch, entry ID}, set aside, merged, deferred, ID of the last entry}
 --         deferred: 1 if others are to have what there may be
+-- MEMORY keeps: what was handed in gets an owner who can finish it
 --#include clock
 --#include balance_state
 --#include balance_entry
+--#include full_memory
 local input, owners, leases, epochs, members = unpack(KEYS)
 local group, owner, ttl, offset, mutex, bad, look, most, has_now, hungry = unpack(ARGV)
 local now = now_ms(offset)
@@ -19,6 +21,7 @@ if hungry ~= '1' then
   room = math.min(most, math.ceil(unfinished / math.max(alive, 1)) - has_now)
 end
 
+go_on_when_full(owners)
 local taken, aside, merged, bytes = {}, 0, 0, 0
 for _ = 1, math.min(room, tonumber(look)) do
   -- One by one: what was read has to be dealt with, and nobody knows before how long it is.

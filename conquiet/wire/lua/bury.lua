@@ -4,6 +4,7 @@
 -- ARGV   owner, epoch, offset ms, group, topic, partition, then for each entry: ID, failures, reason, error type, error,
 --        traceback, number of words that replace its fields or -1 to keep them, these words...
 -- RETURNS {0} lost | {1, entries buried}
+-- MEMORY adds: a letter of each entry, which stays pending until there is room for it
 --#include clock
 --#include lease
 --#include pending
@@ -24,7 +25,7 @@ local function letter(id, failures, reason, kind, message, trace, fields)
   return words
 end
 
-local at = 7
+local at, gone = 7, {}
 while at <= #ARGV do
   local id, failures, reason, kind, message, trace, replaced = unpack(ARGV, at, at + 6)
   local words = math.max(tonumber(replaced), 0)
@@ -39,10 +40,17 @@ while at <= #ARGV do
       if not is_copyable(fields) then fields = {} end
       redis.call('XADD', outbox, '*', unpack(letter(id, failures, reason, kind, message, trace, fields)))
       buried = buried + 1
+      redis.call('ZREM', retry, id)
+      settle(stream, group, attempts, id)
+    else
+      gone[#gone + 1] = id
     end
-    redis.call('ZREM', retry, id)
-    settle(stream, group, attempts, id)
   end
   at = at + 7 + words
+end
+-- Last: when memory is full, a call that has something to bury is refused by its first letter.
+for _, id in ipairs(gone) do
+  redis.call('ZREM', retry, id)
+  settle(stream, group, attempts, id)
 end
 return {1, buried}

@@ -2,6 +2,7 @@
 -- KEYS   stream
 -- ARGV   ID before the first, last ID, size of the page
 -- RETURNS {entries, ID of the last one counted or '' if there are no more}
+-- MEMORY reads
 --#include bytes
 local from, count, most, bytes = ARGV[1], 0, tonumber(ARGV[3]), 0
 while count < most and bytes < most_bytes do

@@ -2,6 +2,7 @@
 -- KEYS   delayed, delayed items, dedup, dedup IDs
 -- ARGV   offset ms, delay ms, item, message ID or '', window ms, window size, fields...
 -- RETURNS {'OK', item} | {'AGAIN', what the first send gave}
+-- MEMORY adds: a message more
 --#include clock
 --#include dedup
 local delayed, items, dedup, ids = unpack(KEYS)

@@ -5,6 +5,7 @@
 -- ARGV   offset ms, outbox, claim, 'claim' or '', most letters or -1, most age ms or -1, ID before which all letters
 --        have left the outbox, then for each letter: its ID in the outbox, number of words, these words...
 -- RETURNS letters appended | -1 another claim came in between
+-- MEMORY keeps: a letter that arrives can leave its outbox
 --#include clock
 --#include full_memory
 --#include rows

@@ -5,6 +5,7 @@
 --        beginning, entries appended up to there or '', 'take', or 'look' to change nothing, or 'extend' to take it
 --        unless it was deleted from there since a server's time, that time in ms
 -- RETURNS {'OK', ID where the group stood or '' if it is new} | {'BUSY', owner or '', consumers, pending, parked}
+-- MEMORY keeps: ends what an announcement, or a growth, has begun
 --#include clock
 --#include full_memory
 --#include lease
@@ -22,7 +23,7 @@ local before = there and there['last-delivered-id'] or ''
 local deleted = tonumber(redis.call('HGET', lease, 'deleted_ms') or 0)
 local is_gone = action == 'extend' and not there and deleted >= tonumber(since)
 if action == 'look' or is_gone then return {'OK', before} end
-if action == 'extend' then go_on_when_full(lease) end -- lest a growth is not completed
+go_on_when_full(lease)
 if not there then
   redis.call('XGROUP', 'CREATE', stream, group, '0-0', 'MKSTREAM')
   there = group_row(stream, group)

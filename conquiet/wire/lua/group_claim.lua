@@ -3,6 +3,7 @@
 -- KEYS   meta
 -- ARGV   offset ms, group, token of the announcement, ms for which it counts
 -- RETURNS 'OK' | 'SPARK' it is a Spark query's already | 'BUSY' another one has announced it | 'UNKNOWN' no such topic
+-- MEMORY adds: an announcement, and then a group
 --#include clock
 local meta, field, now = KEYS[1], 'group:' .. ARGV[2], now_ms(ARGV[1])
 if redis.call('HEXISTS', meta, 'partitionCount') == 0 then return 'UNKNOWN' end

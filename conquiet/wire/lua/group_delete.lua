@@ -4,13 +4,16 @@
 -- KEYS   lease, stream, retry, attempts, outbox, trim
 -- ARGV   offset ms, group, size of a page
 -- RETURNS {dead letters that are waiting, 1 if another page is needed | 0}; none and 0 mean that the group is gone
+-- MEMORY frees: all that the group has not finished
 --#include clock
+--#include full_memory
 --#include lease
 --#include rows
 --#include forgetting
 local lease, stream, retry, attempts, outbox, trim = unpack(KEYS)
 local offset, group, size = unpack(ARGV)
 local now = now_ms(offset)
+go_on_when_full(lease)
 retire(lease, now)
 redis.call('HSET', lease, 'deleted_ms', string.format('%.0f', now))
 local waiting = redis.call('XLEN', outbox)

@@ -4,6 +4,7 @@
 -- ARGV   offset ms, group
 -- RETURNS {server ms, owner or '', epoch, lease until ms, parked, last ID of the stream or '', '1' if the group is
 --         there, last delivered ID or '', pending, oldest pending ID or '', messages not delivered or -1}
+-- MEMORY reads
 --#include clock
 --#include rows
 --#include bound

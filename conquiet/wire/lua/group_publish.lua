@@ -2,6 +2,7 @@
 -- KEYS   lease, stream
 -- ARGV   offset ms, group, ID up to which all is done, entries appended up to there or ''
 -- RETURNS 'OK' | 'LOST' there is no such group, or it is no Spark query's | 'BUSY' somebody consumes with it
+-- MEMORY keeps: what the query has read can be removed
 --#include clock
 --#include full_memory
 --#include rows

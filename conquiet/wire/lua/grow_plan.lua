@@ -2,6 +2,7 @@
 -- KEYS   meta
 -- ARGV   offset ms, partitions, ms until it takes effect
 -- RETURNS {'OK', ms left until it takes effect} | {'LESS', partitions} | {'BUSY', partitions planned} | {'UNKNOWN'}
+-- MEMORY adds: partitions
 --#include clock
 local meta, now, wanted = KEYS[1], now_ms(ARGV[1]), tonumber(ARGV[2])
 local known = redis.call('HMGET', meta, 'partitionCount', 'nextCount', 'effectiveAt')

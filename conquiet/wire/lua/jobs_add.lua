@@ -3,11 +3,13 @@
 -- ARGV   offset ms, number of jobs, then for each run of jobs that are alike: priority as in records, delay ms, own
 --        limit of retries or '-', length of the run, then for each job its ID and its payload
 -- RETURNS {} | {IDs that are taken...}: nothing was added
+-- MEMORY adds: jobs
 --#include clock
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_waits
+--#include jobs_wake
 --#include jobs_change
 local offset, total = ARGV[1], tonumber(ARGV[2])
 local now = now_ms(offset)
@@ -71,7 +73,7 @@ for place = 2, #now_delayed, 2 do
   now_put_off[place - 1] = '0'
   now_put_off[place] = now_delayed[place]
 end
-if is_news() then tell() end
+tell(now)
 in_pieces('HSET', jobs, firsts)
 write_down()
 return {}

@@ -2,11 +2,13 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, longest history, error of a cancelled job, ID
 -- RETURNS {1 if done else 0, then as jobs_find, for this job as it is now}
+-- MEMORY keeps: a job that is finished can be removed
 --#include clock
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_waits
+--#include jobs_wake
 --#include jobs_change
 local offset, history, cancelled, id = unpack(ARGV)
 local now, job = now_ms(offset), job_of(id)

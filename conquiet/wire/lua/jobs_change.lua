@@ -1,4 +1,5 @@
--- Fragment: changing jobs, all writes of one kind at once. Needs the fragments jobs_keys, jobs_record and jobs_waits.
+-- Fragment: changing jobs, all writes of one kind at once. Needs the fragments jobs_keys, jobs_record, jobs_waits and
+-- jobs_wake.
 
 local written_records, written_errors, unleased, over = {}, {}, {}, {}
 local now_ready, now_retries, now_delayed, now_put_off = {}, {}, {}, {}
@@ -68,22 +69,21 @@ local function note_error(job, before, last, brief, at, history)
   written_errors[#written_errors + 1] = count .. ' ' .. #last .. '\n' .. last .. attempts
 end
 
--- The first moment at which a job falls due or a lease runs out; math.huge if there is none.
+-- The first moment at which a job falls due, and that at which a lease runs out; math.huge if there is none.
 local function earliest()
   local due = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
   local lapse = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
-  return math.min(due and tonumber(due) or math.huge, lapse and tonumber(lapse) or math.huge)
+  return due and tonumber(due) or math.huge, lapse and tonumber(lapse) or math.huge
 end
 
-local function tell()
-  redis.call('XADD', news, 'MAXLEN', 1, '*', 'n', '')
-end
-
--- Whether what is to be written is news to those who found nothing to claim: something is ready where nothing was, or
--- will be before they were going to look again.
-local function is_news()
-  if #now_ready > 0 and redis.call('EXISTS', ready) == 0 then return true end
-  return soonest < math.huge and soonest < earliest()
+-- Tells as many of those who found nothing to claim as there are jobs that will be ready when all is written, or one if
+-- something falls due before anybody was going to look. If nobody is known to wait, all are told of what is ready where
+-- nothing was.
+local function tell(now)
+  local count, is_sooner = #now_ready / 2, soonest < math.huge and soonest < math.min(earliest())
+  if count == 0 and not is_sooner then return end
+  if wake(now, math.max(count, 1)) > 0 then return end
+  if is_sooner or redis.call('EXISTS', ready) == 0 then tell_all() end
 end
 
 -- Writes all that was noted above.

@@ -1,18 +1,23 @@
 -- Gives up leases that have run out, lets jobs whose time has come get in line, and leases what is wanted.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, longest history, error of an expired lease, worker, the claim's own ID, ttl ms, most retries, then
---        how many jobs, how many of them first to those tried before, how many then to those that have waited longest, and
---        how many bytes of jobs
--- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1, mark,
+--        how many jobs, how many of them first to those tried before, how many then to those that have waited longest,
+--        how many bytes of jobs, name of the store, 1 if the caller waits for more when it gets less than it wants, and 1 if
+--        others wait there
+-- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1,
+--        IDs of the last news to all and to the store or 'now' if there may be more,
 --        {ID, 1 if failed else 0... of the expired}, {IDs that are no jobs and were taken out of line...},
 --        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
+-- MEMORY adds: work under way; who cannot begin anything lets no lease run out either
 --#include clock
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_waits
+--#include jobs_wake
 --#include jobs_change
 local offset, history, lapsed, worker, claim_id, ttl, max_retries, count, from_tried, from_oldest, most_bytes = unpack(ARGV)
+local name, waits_for_more, is_shared = ARGV[12], ARGV[13] == '1', ARGV[14] == '1'
 local now = now_ms(offset)
 local expired, broken, moved = {}, {}, 0
 -- What one call moves at most: leases that ran out, and jobs that fell due.
@@ -21,7 +26,8 @@ local most_expired, most_due = 500, 1000
 local late = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, most_expired, 'WITHSCORES')
 local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, most_due)
 -- Who cannot begin anything must not let others' leases run out either: all of this is done, or nothing.
-if #late > 0 or #due > 0 or redis.call('EXISTS', ready) == 1 then stop_when_full(sequence) end
+local has_work, has_room = #late > 0 or #due > 0 or redis.call('EXISTS', ready) == 1, true
+if has_work then stop_when_full(sequence) else has_room = not is_memory_full(sequence) end
 if #late > 0 then
   local ids = {}
   for at = 1, #late, 2 do ids[#ids + 1] = late[at] end
@@ -200,8 +206,21 @@ in_pieces('ZADD', held, holding)
 if #places > 0 and redis.call('EXISTS', ready) == 0 then redis.call('DEL', waits) end
 if put > 0 then redis.call('SET', highest, string.format('%d', top)) end
 
--- Others may have looked before this call found these jobs, and have not been told of them.
-if moved > 0 and redis.call('EXISTS', ready) == 1 then tell() end
-local next_at, last_news = earliest(), redis.call('XREVRANGE', news, '+', '-', 'COUNT', 1)[1]
+local due_at, lapse_at = earliest()
+local left, passes = redis.call('ZCARD', ready), 0
+local is_full = count > 0 and #places >= count
+local mark = (is_full or #places > 0 and left > 0) and 'now' or last_of(news) .. '/' .. last_of(news .. ':' .. name)
+if has_room and waits_for_more and mark ~= 'now' then
+  stay(now, name)
+  -- What falls due is left to one of those who wait. What runs out is not: that one might be the owner, and dead.
+  if due_at > now and due_at < math.huge and not is_to_look(now, name, due_at) then due_at = math.huge end
+elseif has_room and not is_shared and part(name) and due_at < math.huge then
+  passes = 1
+end
+local next_at = math.min(due_at, lapse_at)
 local next_ms = next_at < math.huge and math.max(0, next_at - now) or -1
-return {now_text, base, next_ms, last_news and last_news[1] or '0-0', expired, broken, claimed}
+-- Whoever takes all it can and leaves some passes the word on: it may have been the only one that was told. Of what fell due
+-- or ran out just now nobody was told.
+if left > 0 then passes = moved > 0 and left or is_full and 1 or passes end
+if passes > 0 and wake(now, passes) == 0 and moved > 0 and left > 0 then tell_all() end
+return {now_text, base, next_ms, mark, expired, broken, claimed}

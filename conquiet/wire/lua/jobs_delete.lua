@@ -2,6 +2,7 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   ID
 -- RETURNS {1 if done else 0, then as jobs_find, for this job as it was}
+-- MEMORY frees: a job
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record

@@ -2,6 +2,7 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   IDs...
 -- RETURNS {{first writing or nil...}, {record or nil...}, {errors or nil...}, {until when leased ms or nil...}}
+-- MEMORY reads
 --#include jobs_keys
 --#include jobs_record
 return known_of(ARGV)

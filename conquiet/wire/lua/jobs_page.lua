@@ -2,6 +2,7 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   state as in records, size of the page, what the page before gave to go on with or ''
 -- RETURNS {what to go on with or '', {IDs...}, then as jobs_find}
+-- MEMORY reads
 --#include jobs_keys
 --#include jobs_record
 local state, size, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]

@@ -2,6 +2,7 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, 'S' or 'F' as in records, how long to keep them ms or '', how many to keep or ''
 -- RETURNS how many were removed, at most 1000
+-- MEMORY frees: jobs
 --#include clock
 --#include full_memory
 --#include jobs_keys

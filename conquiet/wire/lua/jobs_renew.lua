@@ -2,6 +2,7 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, ttl ms, then for each lease: ID, token as in records
 -- RETURNS {1 if prolonged else 0...}
+-- MEMORY keeps: who runs a job goes on
 --#include clock
 --#include full_memory
 --#include jobs_keys

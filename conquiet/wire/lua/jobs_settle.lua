@@ -4,11 +4,13 @@
 --        'done' no more | 'result' the result | 'retry' delay ms, error, its first line |
 --        'fail' error, its first line | 'release' no more
 -- RETURNS {1 if applied else 0...}
+-- MEMORY keeps: a job that is finished can be removed
 --#include clock
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
 --#include jobs_waits
+--#include jobs_wake
 --#include jobs_change
 go_on_when_full(jobs)
 local history = tonumber(ARGV[2])
@@ -58,6 +60,6 @@ for place, text in ipairs(leased_records(ids)) do
     replies[place] = 1
   end
 end
-if is_news() then tell() end
+tell(now)
 write_down()
 return replies

@@ -2,12 +2,10 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   for how long ms
 -- RETURNS {ID of the last news, ID of the last word of an end}
+-- MEMORY keeps: an end can be waited for
 --#include full_memory
 --#include jobs_keys
-local function last_of(stream)
-  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-  return last and last[1] or '0-0'
-end
+--#include jobs_wake
 go_on_when_full(jobs)
 redis.call('SET', watched, '', 'PX', ARGV[1])
 return {last_of(news), last_of(ended)}

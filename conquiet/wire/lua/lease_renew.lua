@@ -2,6 +2,7 @@
 -- KEYS   lease
 -- ARGV   owner, epoch, ttl ms, offset ms
 -- RETURNS 1 renewed | 0 lost to another owner or released | -1 there is no such lease
+-- MEMORY keeps: who owns a partition goes on
 --#include clock
 --#include lease
 --#include full_memory

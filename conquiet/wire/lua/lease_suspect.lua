@@ -2,6 +2,7 @@
 -- KEYS   lease
 -- ARGV   owner, epoch, entry ID or '' when no suspect is left
 -- RETURNS 1 noted | 0 lost
+-- MEMORY keeps: who owns a partition goes on
 --#include lease
 --#include full_memory
 if not holds(KEYS[1], ARGV[1], ARGV[2]) then return 0 end

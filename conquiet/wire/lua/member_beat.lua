@@ -2,6 +2,7 @@
 -- KEYS   members, info, generation
 -- ARGV   member, its info, ttl ms, offset ms
 -- RETURNS {server ms, generation, member, info, member, info...}
+-- MEMORY keeps: who is a member goes on
 --#include clock
 --#include full_memory
 local members, info, generation = unpack(KEYS)

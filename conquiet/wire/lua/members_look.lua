@@ -2,6 +2,7 @@
 -- KEYS   members, info
 -- ARGV   offset ms
 -- RETURNS {server ms, member, ms when it was heard of, info, member, ...}
+-- MEMORY reads
 --#include clock
 local reply = {string.format('%.0f', now_ms(ARGV[1]))}
 local flat = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')

@@ -2,6 +2,7 @@
 -- KEYS   lease, stream, retry, attempts
 -- ARGV   owner, epoch, offset ms, group, then for each entry: ID, delay ms, failures so far, error type
 -- RETURNS {0} lost | {1, entries parked}
+-- MEMORY adds: a record of each failure, without which the entry stays with its owner
 --#include clock
 --#include lease
 --#include pending

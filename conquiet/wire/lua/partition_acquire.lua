@@ -5,6 +5,7 @@
 -- RETURNS {'OK', epoch, owner who did not release or '', suspect that it was running or '', last delivered ID}
 --         {'HELD', owner, ms left} | {'DELETED'} the group was deleted after the owner joined | {'NOGROUP'}
 --         {'SPARK'} it is a Spark query's, and nobody can consume with it
+-- MEMORY keeps: what is there gets an owner who can finish it
 --#include clock
 --#include lease
 --#include full_memory

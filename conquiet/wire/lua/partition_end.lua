@@ -2,6 +2,7 @@
 -- KEYS   stream, trim
 -- ARGV   none
 -- RETURNS {last ID ever given, first ID or '', entries, entries ever added or -1 (before 7.0), trimmed below or ''}
+-- MEMORY reads
 --#include rows
 local stream, trim = unpack(KEYS)
 local bound = redis.call('HGET', trim, 'bound') or ''

@@ -3,6 +3,7 @@
 -- ARGV   none
 -- RETURNS {entries, first ID or '', last ID or '', last ID ever given, delayed, trimmed below or '', dropped,
 --         list of groups, list of groups that were deleted and left a lease for good, as an earlier version did}
+-- MEMORY reads
 --#include rows
 local stream, delayed, trim = unpack(KEYS)
 local groups, gone, first, last, given = {}, {}, '', '', '0-0'

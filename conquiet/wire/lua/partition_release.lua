@@ -3,6 +3,7 @@
 -- KEYS   lease, stream
 -- ARGV   owner, epoch, group
 -- RETURNS 1 released | 0 lost before
+-- MEMORY keeps: others can go on with it
 --#include lease
 --#include full_memory
 --#include rows

@@ -2,6 +2,7 @@
 -- KEYS   stream, retry, attempts
 -- ARGV   group, from ID, size of the page
 -- RETURNS {{ID, consumer, idle ms, deliveries, parked until ms or '', record or '', crashes}...}
+-- MEMORY reads
 --#include rows
 local stream, retry, attempts = unpack(KEYS)
 local group, from, size = unpack(ARGV)

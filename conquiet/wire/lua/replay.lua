@@ -4,6 +4,7 @@
 -- ARGV   offset ms, run, letter, group, original ID, partition, 'copy' if a copy can be appended or '', fields...
 -- RETURNS {'OK', ID} | {'AGAIN'} done before | {'NOGROUP'} | {'GONE'} a copy is needed | {'STALE'} the run was given up
 --         | {'RESET'} the group is being reset, and would forget it
+-- MEMORY adds: a message to be handled
 --#include clock
 --#include pending
 --#include rows
@@ -20,9 +21,9 @@ if redis.call('HEXISTS', lease, 'forget') == 1 then return {'RESET'} end
 local function revive()
   -- An entry that is pending or was not delivered yet reaches the group anyhow.
   if is_pending(stream, group, original) or id_below(there['last-delivered-id'], original) then return end
-  redis.call('XCLAIM', stream, group, 'replay#admin', 0, original, 'FORCE', 'JUSTID')
+  redis.call('HSET', attempts, original, '0||||' .. from) -- first: when memory is full, nothing is revived
   redis.call('HDEL', attempts, 'c:' .. original)
-  redis.call('HSET', attempts, original, '0||||' .. from)
+  redis.call('XCLAIM', stream, group, 'replay#admin', 0, original, 'FORCE', 'JUSTID')
   redis.call('ZADD', retry, string.format('%.0f', now_ms(offset)), original)
 end
 

@@ -4,9 +4,12 @@
 -- KEYS   replayed, marks of letters that are gone
 -- ARGV   offset ms, run, ms after which a run is given up, letters that were removed...
 -- RETURNS 1
+-- MEMORY frees: marks of the run
 --#include clock
+--#include full_memory
 local replayed, gone = KEYS[1], KEYS[2]
 local now, patience, oldest = now_ms(ARGV[1]), tonumber(ARGV[3]), nil
+go_on_when_full(replayed)
 redis.call('HDEL', replayed, 'run:' .. ARGV[2])
 for at = 4, #ARGV do redis.call('HDEL', replayed, ARGV[at]) end
 local flat = redis.call('HGETALL', replayed)

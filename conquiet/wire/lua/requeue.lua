@@ -3,6 +3,7 @@
 -- KEYS   lease, stream, attempts, delayed, delayed items, retry
 -- ARGV   owner, epoch, offset ms, group, then for each entry: ID, delay ms, failures so far, first entry "partition/ID"
 -- RETURNS {0} lost | {1, entries requeued or parked}
+-- MEMORY adds: a copy of each entry, which stays pending until there is room for it
 --#include clock
 --#include lease
 --#include pending
@@ -10,7 +11,7 @@ local lease, stream, attempts, delayed, items, retry = unpack(KEYS)
 local owner, epoch, offset, group = unpack(ARGV, 1, 4)
 if not holds(lease, owner, epoch) then return {0} end
 local replaced = {retryCount = true, originalMessageId = true, onlyGroup = true}
-local now, requeued = now_ms(offset), 0
+local now, requeued, gone = now_ms(offset), 0, {}
 
 local function copy_of(fields, ...)
   local copy = {}
@@ -41,8 +42,10 @@ for at = 5, #ARGV, 4 do
     redis.call('XADD', stream, '*', unpack(copy))
     settle(stream, group, attempts, id)
   elseif is_there then
-    settle(stream, group, attempts, id)
+    gone[#gone + 1] = id
   end
   if copy then requeued = requeued + 1 end
 end
+-- Last: when memory is full, a call that has something to requeue is refused by its first copy.
+for _, id in ipairs(gone) do settle(stream, group, attempts, id) end
 return {1, requeued}

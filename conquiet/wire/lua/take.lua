@@ -4,6 +4,7 @@
 --        are taken or '', IDs to acknowledge...
 -- RETURNS {0} lost | {1, acknowledged, new entries, due entries {id, fields, record, crashes}, ms until the next is
 --         due or -1, ghosts (parked IDs whose entry is gone), 1 if new entries were left because they are large | 0}
+-- MEMORY keeps: what is handled and acknowledged can be removed
 --#include clock
 --#include lease
 --#include full_memory
@@ -12,6 +13,7 @@
 local lease, stream, retry, attempts, delayed, items = unpack(KEYS)
 local owner, epoch, offset, group, most, most_due, last, limit = unpack(ARGV, 1, 8)
 if not holds(lease, owner, epoch) then return {0} end
+go_on_when_full(lease)
 
 local acknowledged = 0
 local recorded = #ARGV > 8 and redis.call('EXISTS', attempts) == 1
@@ -50,7 +52,6 @@ end
 local wait = head_of(delayed)
 if wait and wait <= 0 then
   local moved = 0
-  go_on_when_full(lease)
   for _, item in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, 100)) do
     if moved >= most_bytes then break end
     local packed = redis.call('HGET', items, item)

@@ -6,6 +6,7 @@
 --        crashes that make a suspect
 -- RETURNS {0} lost | {1, where the next page begins or '', entries {id, fields, parked until ms or '', record,
 --         crashes, '1' if it was another's}, ghosts, last delivered ID of the group on the last page}
+-- MEMORY keeps: what is there gets an owner who can finish it
 --#include lease
 --#include full_memory
 --#include pending

@@ -4,6 +4,7 @@
 -- ARGV   offset ms, most entries or -1, most age ms or -1, 'acked' or '', 'drop' or '', group expiry ms or -1,
 --        size of a run, then each group that has a lease among the keys
 -- RETURNS {entries removed, of them unfinished, 1 if another run is needed | 0, bound or '', expired groups...}
+-- MEMORY frees: messages
 --#include clock
 --#include full_memory
 --#include rows
@@ -17,7 +18,6 @@ local removed, dropped = 0, 0
 -- seen last is noted, since neither a lease that was given up nor a foreign reader tells.
 local function expired_groups()
   local expired, leases = {}, {}
-  go_on_when_full(trim)
   for at = 8, #ARGV do leases[ARGV[at]] = KEYS[at - 5] end
   for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local group = row(flat)
@@ -37,6 +37,7 @@ local function answer(more, expired)
 end
 
 if redis.call('EXISTS', stream) == 0 then return answer(false, {}) end
+go_on_when_full(trim)
 local expired, ignored = tonumber(expiry) >= 0 and expired_groups() or {}, {}
 for _, group in ipairs(expired) do ignored[group] = true end
 local bound = safe_bound(stream, ignored)

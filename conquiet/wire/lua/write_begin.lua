@@ -4,6 +4,7 @@
 --        forgotten or '' for never, 'ids' or 'order': what rows are known by
 -- RETURNS {'OK', partitions} | {'EXPIRED', begun ms} | {'OVERTAKEN', number of the batch that has begun since}
 --         | {'OTHERWISE', what its rows are known by}
+-- MEMORY adds: a batch, and then messages
 --#include clock
 local key = KEYS[1]
 local offset, batch, partitions, keep, forget, by = unpack(ARGV)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from conquiet.jobs.job import EXPIRED, HISTORY, Job, JobState
-from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claim, Claimed, Expired, Wanted
 from conquiet.jobs.stores.postgres.looking import Looks, Place
-from conquiet.jobs.stores.postgres.records import NUMBER, PRIORITY, READY, job_of
+from conquiet.jobs.stores.postgres.records import claimed_job, urgency
 from conquiet.kit.clock import Clock
 from conquiet.kit.ids import nonce
 
@@ -44,22 +44,22 @@ class Claiming:
         return await self._begin(queue, wanted, mark, looks)
 
     async def _begin(self, queue: str, wanted: Wanted, mark: str, looks: Looks) -> Claimed:
-        offset, id = self._clock.offset_ms, nonce()
+        offset, claim = self._clock.offset_ms, Claim(queue, wanted.worker, wanted.ttl_ms, wanted.claim_id or nonce())
         share = (wanted.count, wanted.retries, wanted.oldest)
-        claim = (queue, offset, wanted.worker, wanted.ttl_ms, *share)
-        [rows] = await self._run(queue, ("claim", (*claim, False, id, MOST_BYTES)))
+        values = (queue, offset, wanted.worker, wanted.ttl_ms, *share)
+        [rows] = await self._run(queue, ("claim", (*values, False, claim.id, MOST_BYTES)))
         gone: Rows = []
         if rows[0][0] is not None and rows[0][0] <= 0:
             late = (queue, offset, self._channel, wanted.max_retries, _MOST_EXPIRED, EXPIRED, HISTORY)
             ripe = (queue, offset, _MOST_PROMOTED)
-            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*claim, True, id, MOST_BYTES))]
+            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*values, True, claim.id, MOST_BYTES))]
             gone, _, rows = await self._run(queue, *calls)
         next_ms, store_ms = rows[0][0], rows[0][1]
-        found = sorted((_place(row[_HEAD:]), row) for row in rows if row[_HEAD] is not None)
-        jobs = [job_of(queue, row[_HEAD:]) for _, row in found]
+        found = _in_line(rows, _HEAD)
+        jobs = [claimed_job(claim, store_ms, row[_HEAD:]) for row in found]
         looks.looked(self._clock.monotonic(), max(row[2] for row in rows), len(jobs))
-        rest = [place for place, row in found if row[3]]
-        looks.found(rest[-1] if rest else None, _is_all(jobs, wanted), store_ms)
+        last = next((row for row in reversed(found) if row[3]), None)
+        looks.found(None if last is None else urgency(last[_HEAD:]), _is_all(jobs, wanted), store_ms)
         times = [wanted.ttl_ms] * bool(jobs)
         if next_ms is not None:
             # Past, though it was just looked for: there is more than one call does, or others have it.
@@ -67,19 +67,23 @@ class Claiming:
         return Claimed(jobs, _expired(gone), min(times, default=None), mark)
 
     async def _go_on(self, queue: str, wanted: Wanted, mark: str, looks: Looks, after: Place) -> Claimed:
-        values = (queue, self._clock.offset_ms, wanted.worker, wanted.ttl_ms, wanted.count, nonce(), MOST_BYTES, *after)
+        claim = Claim(queue, wanted.worker, wanted.ttl_ms, wanted.claim_id or nonce())
+        bounds = (wanted.count, claim.id, MOST_BYTES)
+        values = (queue, self._clock.offset_ms, wanted.worker, wanted.ttl_ms, *bounds, *after)
         [rows] = await self._run(queue, ("claim_on", values))
-        found = sorted((_place(row[1:]), row) for row in rows if row[1] is not None)
-        jobs = [job_of(queue, row[1:]) for _, row in found]
-        looks.found(found[-1][0] if found else None, _is_all(jobs, wanted), rows[0][0])
-        return Claimed(jobs, (), round(looks.left(self._clock.monotonic()) * 1000), mark)
+        found, store_ms = _in_line(rows, 1), rows[0][0]
+        jobs = [claimed_job(claim, store_ms, row[1:]) for row in found]
+        looks.found(urgency(found[-1][1:]) if found else None, _is_all(jobs, wanted), store_ms)
+        # One millisecond more: who comes back then must not be a fraction too early.
+        return Claimed(jobs, (), int(looks.left(self._clock.monotonic()) * 1000) + 1, mark)
 
     async def _run(self, queue: str, *calls: Call) -> list[Rows]:
         return await self._pool.run(f"claiming jobs of queue {queue!r}", *calls)
 
 
-def _place(row: Sequence[Any]) -> Place:
-    return Place(-row[PRIORITY], row[READY], row[NUMBER])
+def _in_line(rows: Rows, head: int) -> Rows:
+    """The rows with a job, whose columns come after ``head`` others, as the jobs are in line."""
+    return sorted((row for row in rows if row[head] is not None), key=lambda row: urgency(row[head:]))
 
 
 def _is_all(jobs: Sequence[Job], wanted: Wanted) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 from psycopg import (
@@ -24,10 +24,12 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from conquiet.errors import ConfigError, ConquietError, QueueError
 from conquiet.jobs.stores.postgres.arrays import Array, Blobs, Integers, Texts
+from conquiet.kit.service import Background
 
 __all__ = [
     "CROSSED",
     "FAILURES",
+    "GOODBYE",
     "HARMLESS",
     "HELD",
     "Connection",
@@ -88,7 +90,7 @@ _PLANS: Final = {
 
 _INTERVAL: Final = 0.1
 """How often the driver looks up from a wait, in seconds; its own number."""
-_GOODBYE: Final = 1.0
+GOODBYE: Final = 1.0
 """Seconds that a server has to say that it has called off what a cancelled caller had asked for."""
 
 
@@ -99,16 +101,42 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
     unless it is cancelled again meanwhile, as a cancelled scope does at once. Here it is one second, whatever comes.
     """
 
+    @classmethod
+    async def opened(cls, dsn: str) -> Connection:
+        """A connection that commits each statement; none if the call is cancelled meanwhile.
+
+        The driver leaves one that was not finished to the garbage collector, and whoever keeps the cancelled task, or
+        its error, keeps the server's process for it as well. In a task of its own it ends with that task, to which
+        nothing here may refer then.
+        """
+        connecting, ended = Background().start(cls.connect(dsn, autocommit=True), "connect"), asyncio.Event()
+        connecting.add_done_callback(lambda _: ended.set())
+        try:
+            await ended.wait()
+            return cast("Connection", connecting.result())
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_unwanted)
+            connecting.cancel()
+            raise
+        finally:
+            del connecting
+
     async def wait(self, gen: PQGen[_R], interval: float = _INTERVAL, timeout: float | None = None) -> _R:
         """What ``gen`` comes to; the connection is of no use after a cancellation."""
         try:
             return await waiting.wait_async(gen, self.pgconn.socket, interval=interval, timeout=timeout)
         except asyncio.CancelledError:
             if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                with anyio.move_on_after(_GOODBYE, shield=True), suppress(*FAILURES):
-                    await self.cancel_safe(timeout=_GOODBYE)
+                with anyio.move_on_after(GOODBYE, shield=True), suppress(*FAILURES):
+                    await self.cancel_safe(timeout=GOODBYE)
                     await waiting.wait_async(gen, self.pgconn.socket, interval=interval)
             raise
+
+
+def _unwanted(connecting: asyncio.Task[AsyncConnection[tuple[Any, ...]]]) -> None:
+    """Close a connection that was there in the moment in which its caller went."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().pgconn.finish()
 
 
 class _ArrayDumper(adapt.Dumper):

@@ -13,13 +13,14 @@ from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection, Notify, sql
 
-from conquiet.errors import ConquietError
+from conquiet.errors import ConquietError, QueueError
 from conquiet.jobs.stores.postgres import driver
 from conquiet.jobs.stores.postgres.pool import Pool, is_elsewhere
 from conquiet.kit import codec
 from conquiet.kit.clock import Clock
 from conquiet.kit.loopthread import forks, outlive_fork
 from conquiet.kit.policy import Backoff
+from conquiet.kit.retrying import Lines, Retrying
 from conquiet.kit.service import Background
 
 __all__ = ["PATIENCE", "Listener"]
@@ -129,28 +130,28 @@ class Listener:
         await mine.background.aclose()
 
     async def _listen(self, mine: _State) -> None:
-        failures = 0
+        retrying = Retrying(Lines(_log), self._clock, _BACKOFF)
         while True:
             connection: AsyncConnection[Any] | None = None
             try:
                 connection = await self._pool.connect("listening")
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-                failures = 0
+                retrying.succeeded()
                 self._connections += 1
                 mine.is_listening = True
                 mine.wake_all()
                 async for notice in connection.notifies():
                     mine.tell(notice)
+                failure: Exception = QueueError("the connection has ended")
             except (*driver.FAILURES, ConquietError) as error:
-                _log.warning("schema %s: notices are late, no connection to listen on: %s", self._channel, error)
-                failures += 1
+                failure = error
             finally:
                 mine.is_listening = False
                 mine.wake_all()
                 if connection is not None:
                     with contextlib.suppress(*driver.FAILURES):
                         await connection.close()
-            await self._clock.sleep(_BACKOFF.delay(max(0, failures - 1)))
+            await retrying.failed(f"schema {self._channel}: notices are late, no connection to listen on", failure)
 
     def _here(self) -> _State:
         """The state for the running loop."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
+import anyio
 import anyio.to_thread
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor, pq
 from psycopg.rows import tuple_row
@@ -12,6 +16,7 @@ from psycopg.rows import tuple_row
 from conquiet.errors import ConfigError
 from conquiet.jobs.stores.postgres import driver
 from conquiet.jobs.stores.postgres.pool import Rows
+from conquiet.kit.service import Background, to_its_end
 
 __all__ = ["Adding", "run"]
 
@@ -25,6 +30,8 @@ _KEEP: Final = b"RELEASE SAVEPOINT conquiet_add"
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT conquiet_add"
 _TRIES: Final = 3
 """In a transaction that sees one moment only, the cause of a failure may never be seen to go."""
+_AGAIN: Final = 0.05
+"""Seconds after which the server is asked again to call a statement off."""
 
 
 def _adding(add: Step, taken: Step, can_save: bool) -> Adding:
@@ -65,7 +72,7 @@ async def run(connection: object, add: Step, taken: Step, what: str, schema: str
     try:
         if isinstance(theirs, AsyncConnection):
             return await _run_async(theirs, steps)
-        return await anyio.to_thread.run_sync(_run_plain, theirs, steps)
+        return await _run_beside(theirs, steps)
     except driver.FAILURES as error:
         raise driver.refused(what, schema, error) from error
 
@@ -85,9 +92,34 @@ async def _run_async(connection: AsyncConnection[Any], steps: Adding) -> list[st
             return list(end.value)
 
 
-def _run_plain(connection: Connection[Any], steps: Adding) -> list[str]:
+async def _run_beside(connection: Connection[Any], steps: Adding) -> list[str]:
+    """In a thread, for whoever waits; cancelled, it ends when the thread has left the connection, or after a second.
+
+    The caller is about to roll back, and what came after that would be part of the next transaction.
+    """
+    given_up = asyncio.Event()
+    working = Background().start(anyio.to_thread.run_sync(_run_plain, connection, steps, given_up.is_set), "outbox")
+    try:
+        await asyncio.wait([working])
+    except asyncio.CancelledError:
+        given_up.set()
+        await to_its_end(_called_off(connection, working), "outbox")
+        raise
+    return working.result()
+
+
+async def _called_off(connection: Connection[Any], working: asyncio.Task[list[str]]) -> None:
+    working.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it any more
+    with anyio.move_on_after(driver.GOODBYE):
+        while not working.done():  # the thread may have been about to begin a statement
+            with suppress(*driver.FAILURES):
+                await anyio.to_thread.run_sync(partial(connection.cancel_safe, timeout=driver.GOODBYE))
+            await asyncio.wait([working], timeout=_AGAIN)
+
+
+def _run_plain(connection: Connection[Any], steps: Adding, is_given_up: Callable[[], bool]) -> list[str]:
     step = next(steps)
-    while True:
+    while not is_given_up():
         cursor = RawCursor(connection, row_factory=tuple_row)
         driver.teach(cursor.adapters)
         try:
@@ -98,6 +130,7 @@ def _run_plain(connection: Connection[Any], steps: Adding) -> list[str]:
             step = steps.throw(error)
         except StopIteration as end:
             return list(end.value)
+    return []
 
 
 def _can_save(connection: AsyncConnection[Any] | Connection[Any]) -> bool:

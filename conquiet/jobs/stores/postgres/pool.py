@@ -57,6 +57,11 @@ class Pool:
         self._mine = self._state()
         outlive_fork(self)
 
+    def limit(self, size: int) -> None:
+        """Open no more than ``size`` connections; to be called before it is used."""
+        self._size = min(self._size, size)
+        self._mine = self._state()
+
     async def run(self, what: str, *calls: Call) -> list[Rows]:
         """The rows of each call, one after the other; each is a transaction of its own. ``what`` is for error texts.
 
@@ -88,7 +93,7 @@ class Pool:
 
     async def _connect(self, what: str, dsn: str) -> _Connection:
         try:
-            connection = await driver.Connection.connect(dsn, autocommit=True)
+            connection = await driver.Connection.opened(dsn)
         except driver.FAILURES as error:
             raise driver.refused(what, self.schema, error) from error
         driver.teach(connection.adapters)
@@ -179,7 +184,7 @@ def is_elsewhere(before: asyncio.AbstractEventLoop | None, loop: asyncio.Abstrac
     if before is None or before is loop:
         return False
     if not before.is_closed():
-        raise ConfigError("this PostgresStore is in use on another event loop: use store.apart() here")
+        raise ConfigError("this PostgresStore is in use on another event loop: use store.clone() here")
     return True
 
 

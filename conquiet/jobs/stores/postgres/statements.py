@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["Migration", "Statements", "migrations"]
 
 _PLACE: Final = re.compile(r"\{(\w+)\}")
-_FRAGMENTS: Final = ("columns", "moment")
+_FRAGMENTS: Final = ("claimed_columns", "columns", "moment")
 _HOME: Final = "conquiet.jobs.stores.postgres"
 _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
 

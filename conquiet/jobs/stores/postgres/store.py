@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.chunks import MOST, chunks
+from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import CANCELLED, HISTORY, Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, Keep, Lease, Wanted
-from conquiet.jobs.stores._gathering import Gathering, patiently
+from conquiet.jobs.options import PostgresStoreKeywords, PostgresStoreOptions
+from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, JobRetention, Lease, Wanted
+from conquiet.jobs.stores._gathering import Gathering, added
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
-from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.clock import Clock
+from conquiet.kit.options import takes
+from conquiet.kit.service import MOMENT, to_its_end
 
 if TYPE_CHECKING:
     from conquiet.jobs.stores.postgres.pool import Call
@@ -31,11 +36,11 @@ _ROUND: Final = 10.0
 _PATIENCE: Final = "50ms"
 """How long one connection waits for others who have an ID and have not decided whether they add it."""
 _LARGEST: Final = 2**62
-_LONGEST_NAME: Final = 63
-"""Bytes of an identifier; PostgreSQL cuts longer ones off."""
+_HEARTBEATS: Final = 2
+"""Connections for the heartbeats of all workers: more than one, lest a lock on one job's row delay all of them."""
 
 
-class PostgresStore:
+class PostgresStore(SharesHeartbeats):
     """Keeps jobs in tables of one schema of a database, which ``await store.migrate()`` makes.
 
     What a call has done is committed when it returns, as durably as the server is set to. A call that fails says so
@@ -43,8 +48,10 @@ class PostgresStore:
     time; may be pickled, as its DSN, and used after a fork.
     """
 
-    def __init__(self, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._recipe = (dsn, _schema(schema), rules.integer("pool_size", pool_size, least=1), clock)
+    @takes(PostgresStoreOptions)
+    def __init__(self, dsn: str, **options: Unpack[PostgresStoreKeywords]) -> None:
+        taken = PostgresStoreOptions(**options)
+        self._recipe = (dsn, options)
         try:
             from conquiet.jobs.stores.postgres import migrating, outbox
             from conquiet.jobs.stores.postgres.claiming import Claiming
@@ -53,25 +60,27 @@ class PostgresStore:
         except ImportError as error:
             raise ConfigError("PostgresStore needs psycopg: pip install 'conquiet[postgres]'") from error
         self._migrating, self._outbox = migrating, outbox
-        self._clock = clock
-        self._channel = schema
-        self._pool = Pool(dsn, schema, pool_size)
-        self._listener = Listener(self._pool, self._channel, clock)
-        self._claiming = Claiming(self._pool, self._channel, clock)
+        self._clock = taken.clock
+        self._channel = taken.schema
+        self._pool = Pool(dsn, taken.schema, taken.pool_size)
+        self._listener = Listener(self._pool, self._channel, self._clock)
+        self._claiming = Claiming(self._pool, self._channel, self._clock)
         self._gathering = Gathering(self._add)
+        self.heartbeats = HeartbeatStore(self, self._clone_for_heartbeats)
         self._bounds: dict[tuple[str, JobState, int | None], tuple[float, int, str]] = {}
         """Up to which job finished ones are over a number, and until when to believe that."""
 
     @classmethod
-    def connect(cls, dsn: str, *, schema: str = "conquiet", pool_size: int = 8, clock: Clock = SYSTEM_CLOCK) -> Self:
+    @takes(PostgresStoreOptions)
+    def connect(cls, dsn: str, **options: Unpack[PostgresStoreKeywords]) -> Self:
         """A store for ``async with``."""
-        return cls(dsn, schema=schema, pool_size=pool_size, clock=clock)
+        return cls(dsn, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), *self._recipe)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self._recipe[1]!r})"
+        return f"{type(self).__name__}(schema={self._channel!r})"
 
     @property
     def clock(self) -> Clock:
@@ -83,10 +92,12 @@ class PostgresStore:
         await self._migrating.check(self._pool)
 
     async def aclose(self) -> None:
-        """Close all connections."""
-        await self._gathering.aclose()
-        await self._listener.aclose()
-        await self._pool.aclose()
+        """Close all connections; a call that is cancelled does so all the same. Takes a second at most."""
+        await to_its_end(self._close(), "close", MOMENT)
+
+    async def _close(self) -> None:
+        # Side by side: a server that does not answer may take its time with each.
+        await asyncio.gather(self._gathering.aclose(), self._listener.aclose(), self._pool.aclose())
 
     async def __aenter__(self) -> Self:
         await self._migrating.check(self._pool, is_new_fine=True)  # ``migrate`` may be what follows
@@ -97,9 +108,18 @@ class PostgresStore:
     ) -> None:
         await self.aclose()
 
-    def apart(self) -> PostgresStore:
+    def clone(self) -> PostgresStore:
         """The same store over connections of its own."""
         return _rebuilt(type(self), *self._recipe)
+
+    def _clone_for_heartbeats(self) -> PostgresStore:
+        store = self.clone()
+        store._pool.limit(_HEARTBEATS)
+        return store
+
+    def apart(self) -> PostgresStore:
+        """The former name of :meth:`clone`."""
+        return self.clone()
 
     async def migrate(self) -> int:
         """Make the schema and its tables, or bring them up to date; the version after it.
@@ -123,7 +143,7 @@ class PostgresStore:
         if len(jobs) == 1 and connection is None:
             await self._gathering.add(queue, jobs[0])
         elif jobs:
-            await patiently(lambda: self._add(queue, jobs, connection))
+            await added(lambda: self._add(queue, jobs, connection))
 
     async def _add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         ids = [job.id for job in jobs]
@@ -142,6 +162,12 @@ class PostgresStore:
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
         return await self._claiming.claim(queue, wanted, self._listener.mark(queue))
+
+    async def leased(self, queue: str, claim_ids: Sequence[str], left_ms: int) -> list[Lease]:
+        """What these claims have leased."""
+        values = (queue, self._clock.offset_ms, left_ms, Texts(claim_ids))
+        [rows] = await self._run("finding leases", queue, ("leased", values))
+        return [Lease(id, token, claim_id) for id, token, claim_id in rows]
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
         """Extend leases; false for each that is stale."""
@@ -227,7 +253,7 @@ class PostgresStore:
                 return job
             job.check("delete")
 
-    async def purge(self, queue: str, state: JobState, keep: Keep) -> int:
+    async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
         age = None if keep.age is None else math.floor(min(keep.age * 1000, _LARGEST))
         bound = await self._surplus(queue, state, keep.count)
@@ -342,17 +368,8 @@ def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
     return one.job_id, one.token, one.claim_id
 
 
-def _rebuilt(kind: type[PostgresStore], dsn: str, schema: str, pool_size: int, clock: Clock) -> PostgresStore:
-    return kind(dsn, schema=schema, pool_size=pool_size, clock=clock)
-
-
-def _schema(schema: object) -> str:
-    name = rules.text("schema", schema)
-    if "\0" in name or len(name.encode()) > _LONGEST_NAME or name.startswith("pg_"):
-        raise ConfigError(
-            f"schema must have at most {_LONGEST_NAME} bytes, no NUL, and not begin with 'pg_', unlike {name!r}"
-        )
-    return name
+def _rebuilt(kind: type[PostgresStore], dsn: str, options: PostgresStoreKeywords) -> PostgresStore:
+    return kind(dsn, **options)
 
 
 def _number(cursor: str | None) -> int:

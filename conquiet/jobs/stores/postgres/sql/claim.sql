@@ -66,7 +66,7 @@ claimed AS (
         lease_ms = (SELECT now FROM moment) + $4::bigint
     FROM chosen
     WHERE j.queue = chosen.queue AND j.id = chosen.id AND chosen.before < $10::bigint
-    RETURNING chosen.is_rest, {columns}
+    RETURNING chosen.is_rest, {claimed_columns}
 )
 SELECT
     next.ms,

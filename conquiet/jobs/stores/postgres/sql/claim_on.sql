@@ -28,6 +28,6 @@ claimed AS (
         lease_ms = (SELECT now FROM moment) + $4::bigint
     FROM chosen
     WHERE j.queue = chosen.queue AND j.id = chosen.id AND chosen.before < $7::bigint
-    RETURNING {columns}
+    RETURNING {claimed_columns}
 )
 SELECT moment.now, claimed.* FROM moment LEFT JOIN claimed ON true

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from conquiet.balance.events import StreamAdded, StreamDisowned, StreamEvent, StreamTerminated
 
-__all__ = ["Outlet"]
+__all__ = ["EventBuffer"]
 
 
-class Outlet:
+class EventBuffer:
     """Holds events until they are asked for.
 
     No stream is taken while ``room`` is 0, so at most ``most`` additions wait; what tells of losses is never held up.
-    An addition that was lost again before anybody heard of it is not told, nor is its loss.
+    If a stream is lost before its addition was read, neither of the two is told.
     """
 
     def __init__(self, most: int, is_owned: Callable[[str, int], bool], freed: Callable[[], None]) -> None:
@@ -31,6 +31,10 @@ class Outlet:
     def room(self) -> int:
         """How many more additions may wait."""
         return 0 if self._is_closed else max(0, self._most - len(self._untold))
+
+    def will_tell(self, stream: str, epoch: int) -> bool:
+        """Whether this addition has not been read yet."""
+        return (stream, epoch) in self._untold
 
     def put(self, event: StreamEvent) -> None:
         """Tell this; after the end nothing is told any more."""
@@ -54,7 +58,7 @@ class Outlet:
                     return event
             self._news.clear()
             await self._news.wait()
-        self._news.set()  # whoever else waits has to learn it too
+        self._news.set()  # other readers have to learn it too
         return None
 
     def _is_worth_telling(self, event: StreamEvent) -> bool:

@@ -342,7 +342,7 @@ async def test_a_call_that_is_overdue_and_cancelled_at_once_is_cancelled(proxy: 
 async def test_a_blocked_read_of_a_silent_server_is_given_up(
     proxy: Proxy, queue: RedisStreamsQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conquiet.wire.waiting._WATCHDOG", 0.2)
+    monkeypatch.setattr("conquiet.wire.blocking_connection._WATCHDOG", 0.2)
     hold = proxy.hold(b"XREADGROUP")
     with pytest.raises(QueueError) as caught:
         await queue.read(block_ms=50)

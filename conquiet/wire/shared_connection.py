@@ -10,12 +10,12 @@ from redis.asyncio.connection import AbstractConnection
 from conquiet.errors import ConfigError
 from conquiet.kit.loopthread import forks, leave_behind
 from conquiet.wire.line import CLOSED, Line
-from conquiet.wire.parser import Reply, ReplyParser
+from conquiet.wire.parser import Replies, Reply
 
-__all__ = ["Lane", "running_loop"]
+__all__ = ["SharedConnection", "running_loop"]
 
 
-class Lane:
+class SharedConnection:
     """Opened by the first call, and again after it was lost, on another loop or in a forked child.
 
     Fifty concurrent callers cost one round trip, not fifty. Nothing is sent twice. When a call fails or is cancelled
@@ -39,7 +39,7 @@ class Lane:
         """As :meth:`Line.converse`."""
         return self._here().converse(commands, size, timeout, hurry)
 
-    def connected(self) -> Awaitable[tuple[AbstractConnection, ReplyParser]]:
+    def connected(self) -> Awaitable[tuple[AbstractConnection, Replies]]:
         """As :meth:`Line.connected`."""
         return self._here().connected()
 
@@ -47,6 +47,21 @@ class Lane:
     def is_open(self) -> bool:
         """Whether there is a connection now."""
         return self._line is not None and self._line.is_open
+
+    @property
+    def is_ready(self) -> bool:
+        """As :attr:`Line.is_ready`, where it is used."""
+        return self._here().is_ready
+
+    def expect_within(self, seconds: float) -> None:
+        """As :meth:`Line.expect_within`."""
+        if self._line is not None:
+            self._line.expect_within(seconds)
+
+    @property
+    def opened(self) -> int:
+        """How many connections there were so far, on the loop where it is used."""
+        return 0 if self._line is None else self._line.opened
 
     async def drop(self) -> None:
         """Throw the connection away; the next call opens another."""

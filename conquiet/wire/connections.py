@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 from redis.exceptions import (
     AskError,
@@ -20,17 +20,19 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from conquiet.errors import QueueError
-from conquiet.kit.service import Background
+from conquiet.kit.service import MOMENT, Background, to_its_end
 from conquiet.wire.address import Address, Endpoint
+from conquiet.wire.blocking_connection import Blocking, BlockingConnection
+from conquiet.wire.blocking_pool import BlockingPool
 from conquiet.wire.interrupt import Interrupt
-from conquiet.wire.lane import Lane, running_loop
 from conquiet.wire.line import LARGE
 from conquiet.wire.parser import Reply
+from conquiet.wire.shared_connection import SharedConnection, running_loop
+from conquiet.wire.shared_read import SharedRead
 from conquiet.wire.streams import pack
 from conquiet.wire.topology import topology_of
-from conquiet.wire.waiting import WaitingLane
 
-__all__ = ["Link", "is_for_want_of_memory"]
+__all__ = ["Connections", "is_for_want_of_memory"]
 
 _CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
@@ -48,8 +50,8 @@ def is_for_want_of_memory(error: QueueError) -> bool:
     return isinstance(error.__cause__, OutOfMemoryError)
 
 
-class Link:
-    """One shared lane a node for commands that answer at once, one for writes that are large, and some that block.
+class Connections:
+    """One shared connection a node for commands that answer at once, one for large writes, and some that block.
 
     So neither a blocked read nor a large write keeps an acknowledgment waiting. Every failure is a ``QueueError``, at
     once, and nothing is sent a second time that may have been run: a Cluster that redirects a command, or says to try
@@ -59,11 +61,11 @@ class Link:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._topology = topology_of(address)
-        self._lanes: dict[Endpoint, Lane] = {}
-        self._wide_lanes: dict[Endpoint, Lane] = {}
-        self._idle: dict[Endpoint, list[WaitingLane]] = {}
-        self._in_use: set[WaitingLane] = set()
+        self._lanes: dict[Endpoint, SharedConnection] = {}
+        self._wide_lanes: dict[Endpoint, SharedConnection] = {}
+        self._waiting: dict[Endpoint, BlockingPool] = {}
         self._closed = False
+        self._shared = SharedRead(self)
         self._background = Background()
         self._discovery: asyncio.Task[None] | None = None
 
@@ -77,7 +79,7 @@ class Link:
     async def call_many(self, key: str, commands: Sequence[bytes]) -> list[Reply]:
         """The replies to packed commands on ``key``, sent in one write; error replies come as values."""
         try:
-            endpoint = await self._locate(key)
+            endpoint = self._known(key) or await self._locate(key)
             size = len(commands[0]) if len(commands) == 1 else sum(map(len, commands))
             replies = await self._lane(endpoint, size).call(commands, size)
             if self.address.kind == "cluster":
@@ -96,21 +98,44 @@ class Link:
         except _FAILURES as error:
             self.refuse(key, error)
 
+    def opened(self, endpoint: Endpoint) -> int:
+        """How many connections for commands a node has had so far; more than before means that one was lost."""
+        lane = self._lanes.get(endpoint)
+        return 0 if lane is None else lane.opened
+
+    def read(
+        self, after: Mapping[str, str], count: int, seconds: float, interrupt: Interrupt | None = None
+    ) -> Coroutine[Any, Any, Reply | None]:
+        """As :meth:`SharedRead.read`: all who read so share one blocked connection a node."""
+        return self._shared.read(after, count, seconds, interrupt)
+
     async def wait(
-        self, key: str, command: bytes, seconds: float, interrupt: Interrupt, unsent: Reply | None = None
+        self,
+        key: str,
+        command: bytes,
+        seconds: float,
+        interrupt: Interrupt,
+        unsent: Reply | None = None,
+        *,
+        harmless: bool = False,
     ) -> Reply | None:
         """The reply to a command that blocks for up to ``seconds``; ``None`` also when interrupted.
 
-        ``unsent`` if the interrupt was requested before the command was sent: then nothing was asked.
+        ``unsent`` if the interrupt was requested before the command was sent: then nothing was asked. Also if the
+        server is silent for a second after the request: then it is not known what it did. A ``harmless`` command
+        changes nothing on the server, and may be torn off.
         """
+        how = Blocking(seconds, interrupt, unsent, harmless)
         try:
+            if unsent is not None and self._known(key) is None and not await interrupt.ends(partial(self._locate, key)):
+                return unsent
             endpoint = await self._locate(key)
-            reply = await self._wait_at(endpoint, (command,), seconds, interrupt, unsent)
+            reply = await self._waiting_at(endpoint).call((command,), how)
             for _ in range(_MOST_REDIRECTS):
                 if not isinstance(reply, Exception) or (there := self._redirect(endpoint, reply)) is None:
                     break
                 endpoint, first = there
-                reply = await self._wait_at(endpoint, (*first, command), seconds, interrupt, unsent)
+                reply = await self._waiting_at(endpoint).call((*first, command), how)
         except _FAILURES as error:
             self.refuse(key, error)
         if isinstance(reply, Exception):
@@ -132,30 +157,37 @@ class Link:
             self._topology.forget()
 
     async def aclose(self) -> None:
-        """Close every connection; calls after this are refused."""
+        """Close every connection; calls after this are refused. Cancelled, it closes all of them nevertheless.
+
+        Takes a second at most: it waits for nothing but tasks that were cancelled.
+        """
         self._closed = True
-        await self._background.aclose()
-        waiting = [lane for lanes in self._idle.values() for lane in lanes]
-        for waiting_lane in (*waiting, *self._in_use):
-            await waiting_lane.aclose()
-        for lane in (*self._lanes.values(), *self._wide_lanes.values()):
-            await lane.aclose()
-        self._idle.clear()
+        await to_its_end(self._close(), "close", MOMENT)
+
+    async def _close(self) -> None:
+        # Side by side: if one does not end in time, the others are closed all the same.
+        await asyncio.gather(
+            self._background.aclose(),
+            self._shared.aclose(),
+            *(pool.aclose() for pool in self._waiting.values()),
+            *(lane.aclose() for lane in (*self._lanes.values(), *self._wide_lanes.values())),
+        )
+        self._waiting.clear()
         self._lanes.clear()
         self._wide_lanes.clear()
 
-    async def _locate(self, key: str) -> Endpoint:
+    def _known(self, key: str) -> Endpoint | None:
         if self._closed:
             raise RedisError(_CLOSED)
-        encoded = key.encode()
-        endpoint = self._topology.locate(encoded)
-        if endpoint is None:
-            endpoint = await self._discover(encoded)
+        return self._topology.locate(key)
+
+    async def _locate(self, key: str) -> Endpoint:
+        endpoint = self._known(key) or await self._discover(key)
         if endpoint is None:
             raise RedisError("no node of the Cluster holds this key's slot")
         return endpoint
 
-    async def _discover(self, key: bytes) -> Endpoint | None:
+    async def _discover(self, key: str) -> Endpoint | None:
         """Ask the servers, once for all who need to know; they share the answer, and the failure."""
         loop, asking = running_loop(), self._discovery
         if asking is None or asking.done() or asking.get_loop() is not loop:
@@ -168,11 +200,11 @@ class Link:
         asking.result()
         return self._topology.locate(key)
 
-    def _lane(self, endpoint: Endpoint, size: int = 0) -> Lane:
+    def _lane(self, endpoint: Endpoint, size: int = 0) -> SharedConnection:
         lanes = self._lanes if size <= LARGE else self._wide_lanes
         lane = lanes.get(endpoint)
         if lane is None:
-            lane = lanes[endpoint] = Lane(partial(self.address.connection, endpoint), self.address.timeout)
+            lane = lanes[endpoint] = SharedConnection(partial(self.address.connection, endpoint), self.address.timeout)
         return lane
 
     async def _follow_redirects(self, endpoint: Endpoint, commands: Sequence[bytes], replies: list[Reply]) -> None:
@@ -205,20 +237,12 @@ class Link:
         self._topology.moved(reply.slot_id, there)
         return there, ()
 
-    async def _wait_at(
-        self, endpoint: Endpoint, commands: Sequence[bytes], seconds: float, interrupt: Interrupt, unsent: Reply | None
-    ) -> Reply | None:
-        idle = self._idle.setdefault(endpoint, [])
-        lane = idle.pop() if idle else self._waiting_lane(endpoint)
-        self._in_use.add(lane)
-        try:
-            return await lane.call(commands, seconds, interrupt, unsent)
-        finally:
-            # A failed lane is empty, not dirty: its connection is gone, and the next call opens another.
-            self._in_use.discard(lane)
-            if not self._closed:
-                idle.append(lane)
+    def _waiting_at(self, endpoint: Endpoint) -> BlockingPool:
+        pool = self._waiting.get(endpoint)
+        if pool is None:
+            pool = self._waiting[endpoint] = BlockingPool(partial(self._waiting_lane, endpoint))
+        return pool
 
-    def _waiting_lane(self, endpoint: Endpoint) -> WaitingLane:
+    def _waiting_lane(self, endpoint: Endpoint) -> BlockingConnection:
         dial = partial(self.address.connection, endpoint)
-        return WaitingLane(dial, self.address.timeout, self._lane(endpoint))
+        return BlockingConnection(dial, self.address.timeout, self._lane(endpoint))

@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from conquiet import ConfigError, QueueError
-from conquiet.jobs import observation
+from conquiet.jobs import collector as module
+from conquiet.jobs.collector import Collector
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.observation import Collector
 from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.memory import MemoryStore
 from conquiet.kit.loopthread import PRIVATE_LOOP, on_private_loop
@@ -39,8 +39,8 @@ class Watched(MemoryStore):
         self.error: Exception | None = None
         self.hangs = False
 
-    def apart(self) -> Watched:
-        self.done.append("apart")
+    def clone(self) -> Watched:
+        self.done.append("clone")
         return self
 
     async def open(self) -> None:
@@ -125,10 +125,10 @@ async def test_a_scrape_on_the_loop_that_works_with_the_store_is_answered_too(qu
 def test_the_store_is_asked_over_connections_of_its_own(queue: str) -> None:
     store = Watched()
     with collecting(store, [queue, f"{queue}-2"]) as collector:
-        assert store.done == ["apart"]
+        assert store.done == ["clone"]
         collector.collect()
         collector.collect()
-        assert store.done == ["apart", "open", *["counts"] * 4]
+        assert store.done == ["clone", "open", *["counts"] * 4]
         store.done.clear()
     assert store.done == ["aclose"]
 
@@ -136,14 +136,14 @@ def test_the_store_is_asked_over_connections_of_its_own(queue: str) -> None:
 async def test_scrapes_that_overlap_open_the_store_once(queue: str) -> None:
     store = Watched()
     with collecting(store, [queue]) as collector:
-        read = collector._observation._read
+        read = collector._read
 
         async def both() -> tuple[list[JobGauges], list[JobGauges]]:
             return await asyncio.gather(read(), read())
 
         one, other = await on_private_loop(both())
         assert one == other
-        assert sorted(store.done) == ["apart", "counts", "counts", "open"]
+        assert sorted(store.done) == ["clone", "counts", "counts", "open"]
 
 
 def test_a_store_that_is_away_spoils_no_scrape(queue: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,11 +161,11 @@ def test_a_store_that_is_away_spoils_no_scrape(queue: str, caplog: pytest.LogCap
 
 def test_a_store_that_does_not_answer_is_given_up(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Watched()
-    monkeypatch.setattr(observation, "_PATIENCE", 0.1)
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
     with collecting(store, [queue]):
         store.hangs = True
         assert scraped("collector_up") == 0
-        monkeypatch.setattr(observation, "_PATIENCE", LONG)
+        monkeypatch.setattr(module, "_PATIENCE", LONG)
         store.hangs = False
         assert scraped("collector_up") == 1
         assert "cancelled" in store.done
@@ -175,7 +175,7 @@ def test_a_collector_may_be_closed_again(queue: str) -> None:
     store = Watched()
     with collecting(store, [queue]) as collector:
         collector.close()
-    assert store.done == ["apart", "aclose", "aclose"]
+    assert store.done == ["clone", "aclose", "aclose"]
     assert scraped("collector_up") is None
 
 
