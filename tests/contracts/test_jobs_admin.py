@@ -7,14 +7,24 @@ from typing import Any
 
 import pytest
 
-from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, Keep, StaleLeaseError, UnknownJobError
+from conquiet import (
+    ConfigError,
+    Job,
+    JobQueue,
+    JobRetention,
+    JobSpec,
+    JobState,
+    JobStateError,
+    StaleLeaseError,
+    UnknownJobError,
+)
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import TTL, Site, every, only, tally
 from tests.rigs.waiting import LONG
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
-FOREVER = Keep(age=None, count=None)
+FOREVER = JobRetention(age=None, count=None)
 STATES = (JobState.IN_FLIGHT, JobState.SUCCEEDED, JobState.FAILED, JobState.READY)
 """In an order in which jobs can be brought there: what is ready would be claimed instead."""
 
@@ -211,7 +221,7 @@ async def test_a_replayed_job_is_behind_those_that_wait(jobs: JobQueue, clock: M
 async def test_only_failed_jobs_can_be_replayed(jobs: JobQueue, state: JobState) -> None:
     """spec 5: Visibility: successful jobs are never re-processed."""
     before = await in_state(jobs, state)
-    with pytest.raises(ConfigError, match=f"job 'a' of queue '{jobs.name}' is {state}: replay is not possible"):
+    with pytest.raises(JobStateError, match=f"job 'a' of queue '{jobs.name}' is {state}: replay is not possible"):
         await jobs.replay("a")
     assert await jobs.get("a") == before
 
@@ -282,7 +292,7 @@ async def test_a_finished_job_can_be_deleted(jobs: JobQueue, state: JobState) ->
 async def test_an_unfinished_job_cannot_be_deleted(jobs: JobQueue, state: JobState) -> None:
     """spec 5: At-Least-Once: no silent loss of jobs once successfully enqueued."""
     before = await in_state(jobs, state)
-    with pytest.raises(ConfigError, match=f"job 'a' of queue '{jobs.name}' is {state}: delete is not possible"):
+    with pytest.raises(JobStateError, match=f"job 'a' of queue '{jobs.name}' is {state}: delete is not possible"):
         await jobs.delete("a")
     assert await jobs.get("a") == before
 
@@ -305,7 +315,7 @@ async def test_what_is_no_id_is_refused(jobs: JobQueue, what: str, id: Any) -> N
 
 
 async def test_finished_jobs_are_purged_when_they_are_old(site: Site, clock: ManualClock) -> None:
-    jobs = site.queue(keep=Keep(age=100, count=None), keep_failed=Keep(age=1000, count=None))
+    jobs = site.queue(keep=JobRetention(age=100, count=None), keep_failed=JobRetention(age=1000, count=None))
     for state in STATES[:3]:
         await in_state(jobs, state, f"{state}")
     clock.advance(20)
@@ -322,7 +332,7 @@ async def test_finished_jobs_are_purged_when_they_are_old(site: Site, clock: Man
 
 
 async def test_the_oldest_are_purged_when_there_are_too_many(site: Site, clock: ManualClock) -> None:
-    jobs = site.queue(keep=Keep(age=None, count=2), keep_failed=Keep(age=None, count=1))
+    jobs = site.queue(keep=JobRetention(age=None, count=2), keep_failed=JobRetention(age=None, count=1))
     for n in range(5):
         await in_state(jobs, JobState.SUCCEEDED, f"s{n}")
         await in_state(jobs, JobState.FAILED, f"f{n}")
@@ -334,7 +344,7 @@ async def test_the_oldest_are_purged_when_there_are_too_many(site: Site, clock: 
 
 
 async def test_age_counts_from_the_end_of_a_job(site: Site, clock: ManualClock) -> None:
-    jobs = site.queue(keep=Keep(age=100, count=None))
+    jobs = site.queue(keep=JobRetention(age=100, count=None))
     await jobs.enqueue(1, job_id="a")
     clock.advance(500)
     await jobs.ack(await only(jobs))
@@ -353,7 +363,7 @@ async def test_everything_may_be_kept(site: Site, clock: ManualClock) -> None:
 
 
 async def test_more_than_a_thousand_are_purged(site: Site, clock: ManualClock) -> None:
-    jobs = site.queue(keep=Keep(age=None, count=3))
+    jobs = site.queue(keep=JobRetention(age=None, count=3))
     await jobs.enqueue_many(range(1510))
     await jobs.ack(*await every(jobs))
     assert await jobs.purge() == 1507
@@ -361,7 +371,7 @@ async def test_more_than_a_thousand_are_purged(site: Site, clock: ManualClock) -
 
 
 async def test_a_purged_id_is_free_again(site: Site) -> None:
-    jobs = site.queue(keep=Keep(count=0))
+    jobs = site.queue(keep=JobRetention(count=0))
     await in_state(jobs, JobState.SUCCEEDED)
     assert await jobs.purge() == 1
     assert await jobs.enqueue(2, job_id="a") == "a"
@@ -369,7 +379,7 @@ async def test_a_purged_id_is_free_again(site: Site) -> None:
 
 
 async def test_a_replayed_job_is_not_purged(site: Site) -> None:
-    jobs = site.queue(keep_failed=Keep(count=0))
+    jobs = site.queue(keep_failed=JobRetention(count=0))
     await in_state(jobs, JobState.FAILED)
     await jobs.replay("a")
     assert await jobs.purge() == 0
@@ -382,4 +392,4 @@ async def test_a_replayed_job_is_not_purged(site: Site) -> None:
 )
 def test_what_cannot_be_kept_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Keep(**options)
+        JobRetention(**options)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, LeaseError, Reject, RetryPolicy, StaleLeaseError
 from conquiet.kit.clock import ManualClock
@@ -396,8 +396,8 @@ async def test_the_defaults_of_a_queue(site: Site) -> None:
         ({"name": "{a}"}, "name must be 1 to 200 letters"),
         ({"retry": 3}, "retry must be a RetryPolicy, not 3"),
         ({"retry": RetryPolicy(mode="requeue")}, "mode is for topics: .* 'requeue'"),
-        ({"keep": 3}, "keep must be a Keep, not 3"),
-        ({"keep_failed": None}, "keep_failed must be a Keep, not None"),
+        ({"keep": 3}, "keep must be a JobRetention, not 3"),
+        ({"keep_failed": None}, "keep_failed must be a JobRetention, not None"),
     ],
     ids=repr,
 )

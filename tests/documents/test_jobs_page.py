@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from conquiet.jobs.job import TRANSITIONS, Job, JobState, Settlement
 from conquiet.jobs.queue import JobQueue
-from conquiet.jobs.store import JobStore, Keep
+from conquiet.jobs.store import JobRetention, JobStore
 from conquiet.jobs.stores.memory import MemoryStore
 from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.jobs.stores.postgres.statements import migrations
@@ -71,7 +70,7 @@ def test_what_needs_the_token_is_what_a_worker_says() -> None:
 
 def test_every_property_of_a_job_is_named() -> None:
     properties = [name for name, member in vars(Job).items() if isinstance(member, property) and name != "is_finished"]
-    fields = [one.name for one in dataclasses.fields(Job) if not one.name.endswith("_ms") and "raw" not in one.name]
+    fields = [name for name in Job.__struct_fields__ if not name.endswith("_ms") and "raw" not in name]
     for name in (*properties, *fields):
         assert f"`{name}`" in SECTIONS["States"]
 
@@ -79,7 +78,7 @@ def test_every_property_of_a_job_is_named() -> None:
 # --- options and methods ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("taker", [JobQueue, JobWorker, Keep])
+@pytest.mark.parametrize("taker", [JobQueue, JobWorker, JobRetention])
 def test_every_option_has_its_row(taker: type) -> None:
     rows = {row[0].strip("`") for row in cells("Options")}
     assert options(taker).keys() <= rows
@@ -87,7 +86,7 @@ def test_every_option_has_its_row(taker: type) -> None:
 
 def test_no_option_is_made_up() -> None:
     assert {row[0].strip("`") for row in cells("Options")} == {
-        name for taker in (JobQueue, JobWorker, Keep) for name in options(taker)
+        name for taker in (JobQueue, JobWorker, JobRetention) for name in options(taker)
     }
 
 
@@ -105,10 +104,10 @@ def test_defaults_that_are_numbers_are_right(taker: type) -> None:
 
 def test_what_is_kept_by_default_is_right() -> None:
     rows = {row[0].strip("`"): row[1] for row in cells("Options")}
-    assert rows["age"] == f"{options(Keep)['age'] / 86_400:g} days"  # type: ignore[operator]
-    assert rows["count"] == f"{options(Keep)['count']:,}"
-    assert rows["keep_failed"] == "`Keep(age=30 * 86_400)`"
-    assert options(JobQueue)["keep_failed"] == Keep(age=30 * 86_400)
+    assert rows["age"] == f"{options(JobRetention)['age'] / 86_400:g} days"  # type: ignore[operator]
+    assert rows["count"] == f"{options(JobRetention)['count']:,}"
+    assert rows["keep_failed"] == "`JobRetention(age=30 * 86_400)`"
+    assert options(JobQueue)["keep_failed"] == JobRetention(age=30 * 86_400)
 
 
 def test_every_method_for_operators_has_its_row() -> None:
