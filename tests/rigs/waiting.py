@@ -24,9 +24,12 @@ _T = TypeVar("_T")
 async def eventually(condition: Callable[[], Awaitable[bool] | bool], what: str, seconds: float = LONG) -> None:
     """Return once ``condition``, a plain or an async function, is true; the test fails if it never is."""
     try:
-        async with asyncio.timeout(seconds):
-            while not await _holds(condition):  # noqa: ASYNC110 - what it waits for happens in another process
+        async with asyncio.timeout(seconds) as limit:
+            # redis-py swallows a cancellation now and then, that of the time-out too: then this loop ends by itself.
+            while not await _holds(condition) and not limit.expired():  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(_POLL)
+            if limit.expired():
+                raise TimeoutError
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} s: {what}") from None
 
