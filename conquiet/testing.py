@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from conquiet.kit.clock import ManualClock
 from conquiet.topics import Broker, GroupInfo
-from conquiet.topics.registry import TopicLike
+from conquiet.topics.server.topics import TopicLike
 from conquiet.wire.embedded import EmbeddedRedis
 
 __all__ = ["ManualClock", "drain", "embedded_broker"]

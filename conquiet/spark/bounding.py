@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
-from conquiet.topics.scan import count_after
-from conquiet.topics.site import Site
+from conquiet.topics.outside.scan import count_after
+from conquiet.topics.server.instance import Site
 
 __all__ = ["Bounds"]
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.spark.options import Place
 from conquiet.sync._portal import call
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

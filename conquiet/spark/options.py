@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypeVar
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
-from conquiet.topics.registry import id_order
-from conquiet.topics.scan import before
+from conquiet.topics.outside.scan import before
+from conquiet.topics.server.topics import id_order
 from conquiet.wire.keys import name
 
 __all__ = ["Place", "ReadOptions", "WriteOptions"]

@@ -28,9 +28,9 @@ from conquiet.spark.payload import PayloadParser, schema_of
 from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
-from conquiet.topics.registry import Topic, id_order
-from conquiet.topics.scan import End, after, before, ends, pages
-from conquiet.topics.site import Site
+from conquiet.topics.outside.scan import End, after, before, ends, pages
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Topic, id_order
 from conquiet.wire.streams import Entry
 
 __all__ = ["CORRUPT", "Slice", "batch_slices", "check_starts", "columns", "header_text", "lost", "read_slice", "split"]

@@ -20,7 +20,7 @@ from conquiet.spark.options import Place
 from conquiet.spark.rows import Columns, Layout
 from conquiet.spark.writing import done_with, write_rows
 from conquiet.sync._portal import call
-from conquiet.topics.repeatable import Write
+from conquiet.topics.produce.once import Write
 
 __all__ = ["TopicSink", "Written", "publish"]
 

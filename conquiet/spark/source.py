@@ -33,7 +33,7 @@ from conquiet.spark.streaming import TopicStreamReader
 from conquiet.spark.versions import HANDS_OVER_ARROW, StreamWriter
 from conquiet.spark.writing import done_with, say, totals, write_batches, write_rows
 from conquiet.sync._portal import call
-from conquiet.topics.repeatable import Appended, Write, begin
+from conquiet.topics.produce.once import Appended, Write, begin
 
 __all__ = ["TopicDataSource", "register"]
 

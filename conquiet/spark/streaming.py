@@ -25,10 +25,10 @@ from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import Slice, check_starts, lost, read_slice, split
 from conquiet.spark.versions import AvailableNow, read_limit
 from conquiet.sync._portal import call
-from conquiet.topics.progress import Position, adopt_group, publish_progress
-from conquiet.topics.registry import Registry, Topic, id_order
-from conquiet.topics.scan import BEGINNING, End, before, ends, last_up_to, removed_after
-from conquiet.topics.site import Site
+from conquiet.topics.outside.external_groups import Position, adopt_group, publish_progress
+from conquiet.topics.outside.scan import BEGINNING, End, before, ends, last_up_to, removed_after
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic, id_order
 
 __all__ = ["TopicStreamReader"]
 

@@ -85,7 +85,7 @@ from conquiet.sync._queue import EmbeddedRedis, QueueConsumer, RedisStreamsQueue
 from conquiet.sync._signals import StoppedBySignals
 from conquiet.sync._topics import Delivery, admin_of, consume, subscribe
 from conquiet.topics.options import BrokerKeywords, BrokerOptions
-from conquiet.topics.registry import TopicLike
+from conquiet.topics.server.topics import TopicLike
 from conquiet.wire.address import AddressLike
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import conquiet as core
 from conquiet import Message, SubscribeOptions
 from conquiet.sync._portal import Errand, Inbox, call, current_inbox, plain
-from conquiet.topics.registry import TopicLike
+from conquiet.topics.server.topics import TopicLike
 
 __all__ = ["CallersSubscription", "Delivery", "admin_of", "consume", "subscribe"]
 

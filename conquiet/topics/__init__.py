@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from conquiet.topics.admin import Admin
-from conquiet.topics.backlog import PendingEntry, PendingPage
 from conquiet.topics.broker import Broker
 from conquiet.topics.codec import BytesCodec, Codec, JsonCodec, TypedCodec
-from conquiet.topics.deadletter import DeadLetter
-from conquiet.topics.delivery import Delivery
-from conquiet.topics.description import GroupInfo, GroupPartition, MemberInfo, PartitionInfo, TopicInfo
+from conquiet.topics.consume.delivery import Delivery
+from conquiet.topics.consume.subscription import Health, Messages, Subscription
+from conquiet.topics.format.partitioner import ConsistentHashPartitioner, HashPartitioner, Partitioner
+from conquiet.topics.operate.admin import Admin
+from conquiet.topics.operate.dead_letters import DeadLetter
+from conquiet.topics.operate.inspect import GroupInfo, GroupPartition, MemberInfo, PartitionInfo, TopicInfo
+from conquiet.topics.operate.pending import PendingEntry, PendingPage
 from conquiet.topics.options import DeadLetterPolicy, Retention, SubscribeOptions, TopicDefaults
-from conquiet.topics.partitioner import ConsistentHashPartitioner, HashPartitioner, Partitioner
-from conquiet.topics.registry import LegacyTopic
-from conquiet.topics.subscription import Health, Messages, Subscription
+from conquiet.topics.server.topics import LegacyTopic
 
 __all__ = [
     "Admin",

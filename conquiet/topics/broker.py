@@ -13,14 +13,14 @@ from conquiet.kit.options import instance, takes
 from conquiet.kit.service import to_its_end
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import TopicsCollector
-from conquiet.topics.admin import Admin
-from conquiet.topics.handling import BatchHandler, Handler
-from conquiet.topics.observation import Collector
+from conquiet.topics.consume.handling import BatchHandler, Handler
+from conquiet.topics.consume.subscription import Messages, Subscription
+from conquiet.topics.operate.admin import Admin
+from conquiet.topics.operate.collector import Collector
 from conquiet.topics.options import BrokerKeywords, BrokerOptions, Retention, SubscribeOptions
-from conquiet.topics.producer import Producer
-from conquiet.topics.registry import LegacyTopic, Registry, TopicLike, checked_topic
-from conquiet.topics.site import Site
-from conquiet.topics.subscription import Messages, Subscription
+from conquiet.topics.produce.producer import Producer
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import LegacyTopic, Registry, TopicLike, checked_topic
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys, name

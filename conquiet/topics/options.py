@@ -14,7 +14,7 @@ from conquiet.kit.handlers import checked
 from conquiet.kit.options import check, instance
 from conquiet.kit.policy import RetryPolicy
 from conquiet.topics.codec import JSON, Codec
-from conquiet.topics.partitioner import NAMED, Partitioner
+from conquiet.topics.format.partitioner import NAMED, Partitioner
 from conquiet.wire.keys import name
 
 __all__ = ["BrokerKeywords", "BrokerOptions", "DeadLetterPolicy", "Retention", "SubscribeOptions", "TopicDefaults"]

@@ -16,13 +16,13 @@ from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.broker import Broker
-from conquiet.topics.deadletter import forward
-from conquiet.topics.growth import grow
-from conquiet.topics.progress import Position, _take_back, adopt_group, publish_progress
-from conquiet.topics.registry import Registry
-from conquiet.topics.repeatable import Appender, Chunk, Write, begin, forget
-from conquiet.topics.scan import count_after, ends
-from conquiet.topics.site import Site
+from conquiet.topics.operate.dead_letters import forward
+from conquiet.topics.operate.growth import grow
+from conquiet.topics.outside.external_groups import Position, _take_back, adopt_group, publish_progress
+from conquiet.topics.outside.scan import count_after, ends
+from conquiet.topics.produce.once import Appender, Chunk, Write, begin, forget
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys, Keys

@@ -10,8 +10,8 @@ import pytest
 
 from conquiet import Outgoing, Retention
 from conquiet.errors import ConfigError, UnknownTopicError
-from conquiet.topics.growth import OVERDUE
-from conquiet.topics.presence import look_at_groups
+from conquiet.topics.operate.growth import OVERDUE
+from conquiet.topics.server.presence import look_at_groups
 from tests.contracts.topics_cancellation import SOMEWHERE, Case, Ground, Place, each, ground_at, scene_of, servers
 from tests.rigs.asking import lasting_keys
 from tests.rigs.cancelling import How, cancelled_everywhere

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 
 from conquiet import Delivery, Message
-from conquiet.topics.handling import Handler
-from conquiet.topics.registry import Topic, TopicLike
+from conquiet.topics.consume.handling import Handler
+from conquiet.topics.server.topics import Topic, TopicLike
 from conquiet.wire.scripts import Script
 from tests.contracts.topics_cancellation import Case, Ground, Place, each, ground_at, scene_of, servers
 from tests.contracts.topics_consumers import SENT, TTL, Consumed, Entered

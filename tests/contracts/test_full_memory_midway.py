@@ -28,13 +28,13 @@ from conquiet import (
 from conquiet.jobs import chunks
 from conquiet.kit.clock import ManualClock
 from conquiet.sync import EmbeddedRedis
-from conquiet.topics.deadletter import forward
-from conquiet.topics.growth import grow
-from conquiet.topics.presence import found_group
-from conquiet.topics.progress import Position, adopt_group
-from conquiet.topics.registry import Registry
-from conquiet.topics.repeatable import Appender, Chunk, Write, begin
-from conquiet.topics.site import Site
+from conquiet.topics.operate.dead_letters import forward
+from conquiet.topics.operate.growth import grow
+from conquiet.topics.outside.external_groups import Position, adopt_group
+from conquiet.topics.produce.once import Appender, Chunk, Write, begin
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.presence import found_group
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

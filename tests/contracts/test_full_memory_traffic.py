@@ -32,9 +32,9 @@ from conquiet import (
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
-from conquiet.topics.progress import Position, adopt_group
-from conquiet.topics.registry import Registry
-from conquiet.topics.site import Site
+from conquiet.topics.outside.external_groups import Position, adopt_group
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import JobKeys, Keys

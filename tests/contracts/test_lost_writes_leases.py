@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.registry import Registry
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

@@ -9,9 +9,9 @@ import pytest
 
 from conquiet import QueueConfig, QueueError, RedisStreamsQueue
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.registry import Registry
-from conquiet.topics.repeatable import Appended, Write
-from conquiet.topics.site import Site
+from conquiet.topics.produce.once import Appended, Write
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

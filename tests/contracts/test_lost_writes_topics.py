@@ -10,7 +10,7 @@ import pytest
 
 from conquiet import Broker, LeaseLostError, Message, Outgoing, SubscribeOptions, UnknownTopicError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.registry import FRESH
+from conquiet.topics.server.topics import FRESH
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask, pending
 from tests.rigs.proxy import Proxy

@@ -19,7 +19,7 @@ import pytest
 from conquiet import Broker
 from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.registry import Registry, Topic
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.keys import Keys
 from conquiet.wire.streams import entries_of
 from tests.rigs.cancelling import HOWS, Call, How, Scene, nothing_left

@@ -9,8 +9,8 @@ import pytest
 
 from conquiet import Message, Messages, Subscription
 from conquiet.kit.loopthread import PRIVATE_LOOP
-from conquiet.topics.handling import Handler
-from conquiet.topics.registry import TopicLike
+from conquiet.topics.consume.handling import Handler
+from conquiet.topics.server.topics import TopicLike
 from tests.contracts.topics_cancellation import Case
 from tests.rigs.cancelling import How
 from tests.rigs.waiting import LONG

@@ -12,7 +12,7 @@ import pytest
 import conquiet.spark as spark
 from conquiet.spark import deadletters, options, reading
 from conquiet.spark.options import Place, ReadOptions, WriteOptions
-from conquiet.topics.repeatable import CHUNK
+from conquiet.topics.produce.once import CHUNK
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conquiet.metrics import NAMES
-from conquiet.topics.admin import Admin
+from conquiet.topics.operate.admin import Admin
 from conquiet.topics.options import DeadLetterPolicy, Retention, SubscribeOptions
 from conquiet.wire.keys import Keys
 

@@ -15,7 +15,7 @@ from conquiet.spark.reading import Slice, batch_slices, columns, read_slice
 from conquiet.spark.streaming import TopicStreamReader
 from conquiet.spark.versions import LIMITS_BATCHES
 from conquiet.sync import Broker
-from conquiet.topics.registry import id_order
+from conquiet.topics.server.topics import id_order
 from conquiet.wire.keys import Keys
 from tests.spark.conftest import Home
 

@@ -20,7 +20,7 @@ from conquiet.spark.failures import plainly, said
 from conquiet.spark.options import Place
 from conquiet.spark.writing import done_with
 from conquiet.sync import Broker, EmbeddedRedis
-from conquiet.topics import repeatable
+from conquiet.topics.produce import once
 from tests.spark.conftest import Home
 from tests.spark.looking import asked, payloads
 
@@ -195,7 +195,7 @@ def test_a_server_that_stops_for_good_is_told_of(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_write_has_succeeded_though_its_server_went_then(caplog: pytest.LogCaptureFixture) -> None:
-    done_with(Place(NOBODY, "orders"), repeatable.Write("export"))
+    done_with(Place(NOBODY, "orders"), once.Write("export"))
     [record] = caplog.records
     assert "topic 'orders': what was written is remembered for 8 days: " in record.getMessage()
 

@@ -11,8 +11,8 @@ import pytest
 
 from conquiet.errors import QueueError
 from conquiet.spark import bounding
-from conquiet.topics.scan import count_after
-from conquiet.topics.site import Site
+from conquiet.topics.outside.scan import count_after
+from conquiet.topics.server.instance import Site
 from tests.conftest import Server
 from tests.rigs.waiting import LONG
 from tests.spark.conftest import Home

@@ -16,7 +16,7 @@ from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.spark import TopicDataSource
 from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import batch_slices, columns
-from conquiet.topics.registry import id_order
+from conquiet.topics.server.topics import id_order
 from tests.spark.conftest import Home
 from tests.spark.planning import fill, read_all, stream_of, values
 from tests.sync.looking import looking

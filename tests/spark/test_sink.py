@@ -25,7 +25,7 @@ from conquiet.spark import TopicSink, Written, publish
 from conquiet.spark.options import Place
 from conquiet.spark.rows import Columns, Layout
 from conquiet.spark.writing import write_rows
-from conquiet.topics.repeatable import Appended, Write
+from conquiet.topics.produce.once import Appended, Write
 from tests.spark.conftest import ROOT, Home
 from tests.spark.looking import asked, entries, payloads, stream
 from tests.sync.looking import until

@@ -17,7 +17,7 @@ from conquiet.balance.running import StreamHandler
 from conquiet.jobs.worker import JobHandler
 from conquiet.sync._bridge import Facade, blocking, items, passing
 from conquiet.sync._jobs import Store
-from conquiet.topics.handling import BatchHandler, Handler
+from conquiet.topics.consume.handling import BatchHandler, Handler
 from tests.sync.parity import Freedom, drift
 
 SHARED: Final = [name for name in conquiet.__all__ if getattr(conquiet, name) is getattr(conquiet.sync, name)]

@@ -19,11 +19,11 @@ from conquiet.kit.clock import ManualClock
 from conquiet.kit.policy import Backoff, RetryPolicy
 from conquiet.message import Message
 from conquiet.topics.broker import Broker
-from conquiet.topics.deadletter import forward
+from conquiet.topics.consume.subscription import Subscription
+from conquiet.topics.operate.dead_letters import forward
 from conquiet.topics.options import Retention, SubscribeOptions
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.site import Site
-from conquiet.topics.subscription import Subscription
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

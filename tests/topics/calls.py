@@ -13,12 +13,13 @@ from typing import Any, Final, TypeAlias
 from conquiet import Outgoing, QueueError, Retention
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics import repeatable, scan
 from conquiet.topics.broker import Broker
-from conquiet.topics.progress import Position, adopt_group, publish_progress
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.repeatable import Appended, Appender, Chunk, Write
-from conquiet.topics.site import Site
+from conquiet.topics.outside import scan
+from conquiet.topics.outside.external_groups import Position, adopt_group, publish_progress
+from conquiet.topics.produce import once
+from conquiet.topics.produce.once import Appended, Appender, Chunk, Write
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from tests.rigs.calling import Path
 from tests.rigs.tracing import Tracer
 from tests.topics.adopting import lasting, places
@@ -113,7 +114,7 @@ async def query(scene: Scene) -> None:
 
 async def begun(scene: Scene) -> None:
     await topic(scene)
-    await repeatable.begin(scene.stage.site, scene.topic, _WRITE)
+    await once.begin(scene.stage.site, scene.topic, _WRITE)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -377,10 +378,10 @@ CALLS: Final[dict[str, Path[Scene]]] = {
         it_has_moved,
         query,
     ),
-    "begin to write": Path(("write_begin",), lambda s: repeatable.begin(s.site, s.topic, _WRITE), it_has_begun, topic),
+    "begin to write": Path(("write_begin",), lambda s: once.begin(s.site, s.topic, _WRITE), it_has_begun, topic),
     "forget what was written": Path(
         ("PEXPIRE written", "PEXPIRE topic"),
-        lambda s: repeatable.forget(s.site, s.topic, _WRITE, 1),
+        lambda s: once.forget(s.site, s.topic, _WRITE, 1),
         it_runs_out,
         begun,
     ),

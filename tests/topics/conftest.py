@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.admin import Admin
-from conquiet.topics.registry import Registry
-from conquiet.topics.site import Site
+from conquiet.topics.operate.admin import Admin
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

@@ -12,13 +12,13 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from conquiet.errors import QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Outgoing
-from conquiet.topics.gate import Gate
-from conquiet.topics.growth import finish_growth
+from conquiet.topics.consume.growth_limits import Gate
+from conquiet.topics.operate.growth import finish_growth
 from conquiet.topics.options import BrokerOptions, Retention
-from conquiet.topics.producer import Producer
-from conquiet.topics.progress import Position, publish_progress
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.site import Site
+from conquiet.topics.outside.external_groups import Position, publish_progress
+from conquiet.topics.produce.producer import Producer
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

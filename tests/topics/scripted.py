@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.registry import Topic
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

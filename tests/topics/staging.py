@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.deadletter import forward
+from conquiet.topics.operate.dead_letters import forward
 from conquiet.topics.options import Retention
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import entries_of, pack
 

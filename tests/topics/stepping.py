@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from conquiet.topics.registry import Registry
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry
 from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import is_noscript

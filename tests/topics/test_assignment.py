@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conquiet import ConfigError
-from conquiet.topics.assignment import Seat, assign
+from conquiet.topics.consume.assignment import Seat, assign
 
 NAMES = [f"pod-{number}" for number in range(12)]
 PARTITIONS = st.lists(st.integers(0, 60), max_size=40, unique=True)

@@ -13,10 +13,11 @@ from conquiet import Broker, Reject
 from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
-from conquiet.topics import retention, scan
-from conquiet.topics.admin import Admin
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.site import Site
+from conquiet.topics.operate import retention
+from conquiet.topics.operate.admin import Admin
+from conquiet.topics.outside import scan
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

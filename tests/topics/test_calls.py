@@ -9,8 +9,8 @@ import pytest
 
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.broker import Broker
-from conquiet.topics.repeatable import Appended
-from conquiet.topics.site import Site
+from conquiet.topics.produce.once import Appended
+from conquiet.topics.server.instance import Site
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from tests.rigs.calling import (

@@ -10,11 +10,11 @@ import pytest
 
 from conquiet.errors import ConfigError, GroupLostError, QueueError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics import deadletter, replay
-from conquiet.topics.deadletter import DeadLetter, forward, letters, purge
+from conquiet.topics.operate import dead_letters, replay
+from conquiet.topics.operate.dead_letters import DeadLetter, forward, letters, purge
 from conquiet.topics.options import Retention
-from conquiet.topics.registry import LegacyTopic, Topic
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import LegacyTopic, Topic
 from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call, Script
 from conquiet.wire.streams import entries_of
@@ -177,17 +177,17 @@ async def test_a_forwarder_that_wakes_up_late_changes_nothing(stage: Stage, monk
     """One has read the outbox and sleeps; another forwards everything and forgets it; then the first goes on."""
     topic = await stage.topic()
     _, ids = await _buried(stage, topic, 5)
-    read = deadletter._Outbox.read
+    read = dead_letters._Outbox.read
     asleep, awake = asyncio.Event(), asyncio.Event()
 
-    async def slow(self: deadletter._Outbox, most: int) -> object:
+    async def slow(self: dead_letters._Outbox, most: int) -> object:
         found = await read(self, most)
         if not asleep.is_set():
             asleep.set()
             await awake.wait()
         return found
 
-    monkeypatch.setattr(deadletter._Outbox, "read", slow)
+    monkeypatch.setattr(dead_letters._Outbox, "read", slow)
     first = asyncio.create_task(forward(stage.site, topic, 0, "billing"))
     await asleep.wait()
     assert await forward(stage.site, topic, 0, "billing") == 5
@@ -533,7 +533,7 @@ def _crash_at(patch: pytest.MonkeyPatch, step: str, before: bool) -> None:
 
     patch.setattr(Site, "run", crashing(Site.run, lambda call: call.script.name))  # type: ignore[attr-defined]
     patch.setattr(Site, "run_many", crashing(Site.run_many, lambda calls: calls[0].script.name))  # type: ignore[index]
-    patch.setattr(replay, "delete", crashing(deadletter.delete, lambda _: "delete"))
+    patch.setattr(replay, "delete", crashing(dead_letters.delete, lambda _: "delete"))
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conquiet import ConfigError, MalformedMessageError, Message, Outgoing, PayloadError
-from conquiet.topics import envelope
 from conquiet.topics.codec import BYTES, JSON
-from conquiet.topics.envelope import fields_of, fill, only_group
+from conquiet.topics.format import envelope
+from conquiet.topics.format.envelope import fields_of, fill, only_group
 from conquiet.wire.streams import pack
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]))

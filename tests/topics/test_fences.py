@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet.topics.registry import Topic
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Topic
 from conquiet.wire.lease import Lease
 from conquiet.wire.scripts import Call, Script
 from conquiet.wire.streams import pack

@@ -9,14 +9,14 @@ import pytest
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
 from conquiet.message import Outgoing
-from conquiet.topics import growth
-from conquiet.topics.growth import finish_growth, grow
+from conquiet.topics.format.entry_ids import place
+from conquiet.topics.format.partitioner import HashPartitioner
+from conquiet.topics.operate import growth
+from conquiet.topics.operate.growth import finish_growth, grow
 from conquiet.topics.options import BrokerOptions, Retention
-from conquiet.topics.partitioner import HashPartitioner
-from conquiet.topics.producer import Producer
-from conquiet.topics.registry import Growth, Registry, Topic
-from conquiet.topics.site import Site
-from conquiet.topics.stamps import place
+from conquiet.topics.produce.producer import Producer
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Growth, Registry, Topic
 from conquiet.wire.streams import entries_of
 from tests.rigs.waiting import eventually
 from tests.topics.staging import Stage, hurried

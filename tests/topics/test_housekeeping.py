@@ -11,7 +11,8 @@ import pytest
 from conquiet.errors import Reject
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message, Outgoing
-from conquiet.topics import Broker, Retention, deadletter, retention
+from conquiet.topics import Broker, Retention
+from conquiet.topics.operate import dead_letters, retention
 from conquiet.wire.keys import Keys
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient
@@ -74,7 +75,7 @@ async def test_letters_whose_forwarding_fails_unexpectedly_arrive_later(
         raise Reject("no")
 
     await broker.create_topic("orders", partitions=1)
-    monkeypatch.setattr(deadletter, "forward", broken := _Broken(deadletter.forward))
+    monkeypatch.setattr(dead_letters, "forward", broken := _Broken(dead_letters.forward))
     async with broker.subscribe("orders", group="g", handler=handle, options=impatient()) as subscription:
         await broker.send("orders", 1)
         await eventually(lambda: broken.calls >= 1, "it is tried")

@@ -11,7 +11,7 @@ import pytest
 from conquiet import Broker, Message
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.loopthread import on_private_loop
-from conquiet.topics.registry import Topic
+from conquiet.topics.server.topics import Topic
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.rigs.asking import ask

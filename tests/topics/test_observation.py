@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conquiet import Broker, ConfigError, Outgoing, SubscribeOptions
-from conquiet.topics import observation
+from conquiet.topics.operate import collector as collecting
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask
 from tests.rigs.scraping import value
@@ -55,8 +55,8 @@ async def test_a_backlog_that_is_not_counted_to_its_end_is_shown_too_low_and_doe
     broker: Broker, url: str, keys: Keys, monkeypatch: pytest.MonkeyPatch, counted: int
 ) -> None:
     """Servers before 7.0 do not know how many entries come after one."""
-    monkeypatch.setattr(observation, "_COUNTED", counted)
-    monkeypatch.setattr(observation, "_LEAST", 2)
+    monkeypatch.setattr(collecting, "_COUNTED", counted)
+    monkeypatch.setattr(collecting, "_LEAST", 2)
     topic = f"{keys.namespace}-orders"
     await broker.create_topic(topic)
     await broker.send_batch(topic, [Outgoing(n) for n in range(5)])

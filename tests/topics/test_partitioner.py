@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conquiet import ConfigError
-from conquiet.topics import partitioner as module
-from conquiet.topics.partitioner import (
+from conquiet.topics.format import partitioner as module
+from conquiet.topics.format.partitioner import (
     NAMED,
     ConsistentHashPartitioner,
     HashPartitioner,

@@ -24,7 +24,8 @@ from conquiet import (
     TopicDefaults,
 )
 from conquiet.kit.clock import ManualClock
-from conquiet.topics import producer, registry
+from conquiet.topics.produce import producer
+from conquiet.topics.server import topics
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
@@ -60,7 +61,7 @@ async def test_what_is_remembered_of_topics_does_not_grow_with_their_number(
 ) -> None:
     monkeypatch.setattr(producer, "_TOPICS", 3)
     monkeypatch.setattr(producer, "_PARTITIONS", 5)
-    monkeypatch.setattr(registry, "_KEPT", 4)
+    monkeypatch.setattr(topics, "_KEPT", 4)
     made = TopicDefaults(partitions=2, retention=Retention(max_len=1))
     async with Broker(url, namespace=keys.namespace, clock=clock, auto_create=made) as broker:
         for number in range(30):

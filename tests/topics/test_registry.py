@@ -21,8 +21,8 @@ from conquiet import (
 )
 from conquiet.kit.clock import Clock, ManualClock
 from conquiet.kit.policy import Backoff, RetryPolicy
-from conquiet.topics.registry import FRESH, Growth, LegacyTopic, Registry
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import FRESH, Growth, LegacyTopic, Registry
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
 from tests.rigs.asking import ask, lasting_keys

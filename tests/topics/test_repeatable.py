@@ -11,12 +11,12 @@ import pytest
 
 from conquiet import ConfigError, QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.growth import grow
+from conquiet.topics.operate.growth import grow
+from conquiet.topics.operate.removal import delete_topic
 from conquiet.topics.options import Retention
-from conquiet.topics.registry import Registry, Topic
-from conquiet.topics.removal import delete_topic
-from conquiet.topics.repeatable import Appended, Appender, Chunk, Write, begin, forget
-from conquiet.topics.site import Site
+from conquiet.topics.produce.once import Appended, Appender, Chunk, Write, begin, forget
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys

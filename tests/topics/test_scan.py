@@ -6,10 +6,9 @@ import pytest
 
 from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
+from conquiet.topics.operate.retention import trim
 from conquiet.topics.options import Retention
-from conquiet.topics.registry import Topic
-from conquiet.topics.retention import trim
-from conquiet.topics.scan import (
+from conquiet.topics.outside.scan import (
     BEGINNING,
     End,
     after,
@@ -20,7 +19,8 @@ from conquiet.topics.scan import (
     pages,
     removed_after,
 )
-from conquiet.topics.site import Site
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from tests.conftest import Server

@@ -11,11 +11,12 @@ import pytest
 
 from conquiet import ConfigError, QueueError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics import Broker, progress
-from conquiet.topics.description import live_members
-from conquiet.topics.group import Member
-from conquiet.topics.progress import Position
-from conquiet.topics.registry import Topic
+from conquiet.topics import Broker
+from conquiet.topics.consume.member import Member
+from conquiet.topics.operate.inspect import live_members
+from conquiet.topics.outside import external_groups
+from conquiet.topics.outside.external_groups import Position
+from conquiet.topics.server.topics import Topic
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.rigs.waiting import LONG, eventually
@@ -150,7 +151,7 @@ async def test_one_who_joins_during_the_adoption_waits_for_its_outcome(
     topic = await stage.topic(partitions=2)
     ids = await stage.add(topic, 5, 0)
     look, waiting, seen = live_members, asyncio.Event(), Recorder()
-    settled = progress.settled
+    settled = external_groups.settled
     subscription = broker.subscribe("orders", group=GROUP, handler=seen, options=impatient())
     tasks = list[asyncio.Task[Any]]()
 
@@ -165,8 +166,8 @@ async def test_one_who_joins_during_the_adoption_waits_for_its_outcome(
         assert not tasks[0].done()
         return early if wins == "query" else await look(*args)
 
-    monkeypatch.setattr("conquiet.topics.group.settled", watched)
-    monkeypatch.setattr(progress, "live_members", looking)
+    monkeypatch.setattr("conquiet.topics.consume.member.settled", watched)
+    monkeypatch.setattr(external_groups, "live_members", looking)
     async with asyncio.timeout(LONG):
         if wins == "query":
             await adopt(stage, topic, {0: Position(ids[2], 3)})
@@ -265,7 +266,7 @@ async def test_who_takes_too_long_has_changed_nothing(
         clock.advance(10)
         return []
 
-    monkeypatch.setattr(progress, "live_members", looking)
+    monkeypatch.setattr(external_groups, "live_members", looking)
     with pytest.raises(QueueError, match="took too long"):
         await adopt(stage, topic)
     assert await everything(stage) == before

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from conquiet.topics import replay, retention
+from conquiet.topics.operate import replay, retention
 from conquiet.topics.options import Retention
 from conquiet.wire.streams import entries_of
 from tests.topics.scripted import (

@@ -23,7 +23,7 @@ from conquiet import (
     SubscribeOptions,
     TopicFullError,
 )
-from conquiet.topics.registry import TopicLike
+from conquiet.topics.server.topics import TopicLike
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy

@@ -1,0 +1,1 @@
+"""Consuming: a member of a group, the partitions that it owns, and its handlers."""

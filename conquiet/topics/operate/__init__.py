@@ -1,0 +1,1 @@
+"""What operators see of topics, and what they can do about them."""

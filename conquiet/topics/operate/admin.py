@@ -1,0 +1,202 @@
+"""The operator's view of topics, groups and dead letters, and what an operator can do about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from conquiet.errors import ConfigError, QueueError, UnknownTopicError
+from conquiet.kit import codec, rules
+from conquiet.kit.options import instance
+from conquiet.kit.recent import Recent
+from conquiet.topics.operate import dead_letters, growth, inspect, removal, replay, retention
+from conquiet.topics.operate.dead_letters import DeadLetter
+from conquiet.topics.operate.inspect import GroupInfo, TopicInfo
+from conquiet.topics.operate.pending import PendingPage, pending_page
+from conquiet.topics.operate.removal import ResetTo
+from conquiet.topics.options import Retention
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import LegacyTopic, Registry, Topic, TopicLike
+from conquiet.wire.keys import name
+from conquiet.wire.scripts import Script
+from conquiet.wire.streams import pack
+
+__all__ = ["Admin"]
+
+_CONFIGURE: Final = Script.named("topic_configure")
+_MOST_GROWTHS: Final = 100
+"""Of how many growths it is remembered that they failed."""
+
+
+class Admin:
+    """Looks at topics and changes them; never creates one.
+
+    Every method raises ``UnknownTopicError`` for a topic that does not exist, and ``ConfigError`` for a group that
+    the topic does not have. Whatever changes something can be repeated after a failure.
+    """
+
+    def __init__(self, site: Site, registry: Registry) -> None:
+        self._site = site
+        self._registry = registry
+        self._growths: Recent[tuple[str, int], None] = Recent(_MOST_GROWTHS)
+        """Calls that failed, and may have been done all the same."""
+
+    # --- looking ----------------------------------------------------------------------------------------
+
+    async def list_topics(self) -> list[str]:
+        """The names of all topics, sorted; without legacy streams, which nobody keeps a list of."""
+        return await self._registry.names()
+
+    async def describe_topic(self, topic: TopicLike) -> TopicInfo:
+        """Size, age and policies of a topic, and each of its partitions."""
+        return await inspect.describe_topic(self._site, await self._find(topic))
+
+    async def list_groups(self, topic: TopicLike) -> list[str]:
+        """The groups of a topic, sorted: all that ever subscribed, and whoever reads its streams otherwise."""
+        return await inspect.group_names(self._site, await self._find(topic))
+
+    async def describe_group(self, topic: TopicLike, group: str) -> GroupInfo:
+        """Where a group stands, exactly: what it has not got, what it has not finished, and who owns what."""
+        return await inspect.describe_group(self._site, await self._find(topic), rules.text("group", group))
+
+    async def pending(self, topic: TopicLike, group: str, count: int = 100, cursor: str | None = None) -> PendingPage:
+        """One page of what a group was given and has not finished, over all partitions in the order of the IDs."""
+        found = await self._find(topic)
+        if cursor is None:
+            await self._check_group(found, group)
+        return await pending_page(self._site, found, rules.text("group", group), count, cursor)
+
+    async def dead_letters(
+        self, topic: TopicLike, count: int = 100, after: str | None = None, group: str | None = None
+    ) -> list[DeadLetter]:
+        """Up to ``count`` dead letters, oldest first, after the letter of the ID ``after``."""
+        found = await self._with_letters(topic)
+        return await dead_letters.letters(self._site, found, count, after, _group(group))
+
+    # --- dead letters -----------------------------------------------------------------------------------
+
+    async def replay(self, topic: TopicLike, ids: Iterable[str] | None = None, group: str | None = None) -> int:
+        """Give dead letters back to the groups that they failed in, and to no other; how many.
+
+        ``ids`` and ``group`` choose among them; without, all there are now. An entry that is still in its partition
+        is delivered under its old ID, one that is gone as a copy. Each letter is given back once, however often
+        and by however many this is called.
+        """
+        return await replay.replay(self._site, await self._with_letters(topic), ids, _group(group))
+
+    async def purge(self, topic: TopicLike, ids: Iterable[str] | None = None, group: str | None = None) -> int:
+        """Remove dead letters for good: those of ``ids`` and ``group``; without, all there are now. How many."""
+        return await dead_letters.purge(self._site, await self._with_letters(topic), ids, _group(group))
+
+    # --- changing ---------------------------------------------------------------------------------------
+
+    async def grow(self, topic: str, partitions: int) -> TopicInfo:
+        """Give a topic more partitions, keeping the order of each key's messages; takes about two seconds."""
+        try:
+            found = await self._own(topic, "grow")
+            if (topic, partitions) in self._growths and found.partitions == partitions:
+                await growth.announce(self._site, self._registry, found)  # it was done, and not answered
+            else:
+                await growth.grow(self._site, self._registry, found.name, partitions)
+            info = await self.describe_topic(topic)
+        except QueueError:
+            self._growths.keep((topic, partitions), None)
+            raise
+        self._growths.pop((topic, partitions), None)
+        return info
+
+    async def configure(self, topic: str, retention: Retention) -> TopicInfo:
+        """Change what a topic keeps; producers and consumers go by it within seconds."""
+        instance("retention", retention, of=Retention)
+        found = await self._own(topic, "configure")
+        key = self._site.keys.meta(found.name)
+        policies = codec.encode({"retention": retention.plain()})
+        if not await self._site.run(key, _CONFIGURE([key], self._site.clock.offset_ms, policies)):
+            raise _unknown(topic)
+        self._registry.forget(found.name)
+        return await self.describe_topic(topic)
+
+    async def trim(self, topic: TopicLike, max_len: int | None = None, max_age: float | None = None) -> int:
+        """Remove old messages, never such as some group has not finished; how many.
+
+        ``max_len`` (for each partition) and ``max_age`` (in seconds) are limits for this time only. Without them
+        the topic's own retention applies, which may allow more.
+        """
+        found = await self._find(topic)
+        kept = found.retention
+        if max_len is not None or max_age is not None:
+            kept = replace(kept, max_len=max_len, max_age=max_age, on_full="grow", delete_acked=False)
+        work = (retention.trim(self._site, found, index, kept) for index in range(found.partitions))
+        return sum(trimmed.removed for trimmed in await asyncio.gather(*work))
+
+    async def reset_group(self, topic: TopicLike, group: str, to: ResetTo, force: bool = False) -> None:
+        """Let a group go on from ``"earliest"``, ``"latest"``, a time, or after an entry ID for each partition.
+
+        What it had not finished is forgotten. Refused while it has live members, unless ``force``, and for the
+        group of a Spark query always: where that goes on is in its checkpoint.
+        """
+        await removal.reset_group(
+            self._site, self._registry, await self._find(topic), rules.text("group", group), to, force
+        )
+
+    async def delete_group(self, topic: TopicLike, group: str, force: bool = False) -> None:
+        """Remove a group; its dead letters stay. Refused while it has live members, unless ``force``."""
+        await removal.delete_group(
+            self._site, self._registry, await self._find(topic), rules.text("group", group), force
+        )
+
+    async def delete_topic(self, topic: str, force: bool = False) -> None:
+        """Remove a topic, all its messages, groups and dead letters; takes about two seconds.
+
+        Refused while one of its groups has live members, unless ``force``, and for legacy streams always.
+        """
+        found = await self._half_deleted(topic) or await self._own(topic, "delete")
+        await removal.delete_topic(self._site, self._registry, found, force)
+
+    # --- which ------------------------------------------------------------------------------------------
+
+    async def _find(self, topic: TopicLike) -> Topic:
+        if isinstance(topic, LegacyTopic):
+            return await self._registry.look(topic)
+        found = await self._registry.look_up(topic)
+        if found is None:
+            raise _unknown(topic)
+        return found
+
+    async def _with_letters(self, topic: TopicLike) -> Topic:
+        """The topic, once the letters that are still in the outboxes of its partitions have arrived."""
+        found = await self._find(topic)
+        await dead_letters.collect(self._site, found, await inspect.group_names(self._site, found))
+        return found
+
+    async def _own(self, topic: str, what: str) -> Topic:
+        """A topic that is no legacy stream."""
+        found = await self._find(topic)
+        if found.legacy:
+            raise ConfigError(f"cannot {what} {found.name!r}: it is a legacy stream, not a topic")
+        return found
+
+    async def _half_deleted(self, topic: str) -> Topic | None:
+        """What is left of a topic whose deletion was begun and not completed."""
+        keys, link = self._site.keys, self._site.link
+        name("topic", topic)
+        if await link.call(keys.meta(topic), pack("EXISTS", keys.meta(topic))):
+            return None
+        if not await link.call(keys.registry, pack("SISMEMBER", keys.registry, topic)):
+            return None
+        count = await link.call(keys.partitions(topic), pack("SCARD", keys.partitions(topic)))
+        return Topic(topic, max(count, 1))
+
+    async def _check_group(self, topic: Topic, group: str) -> None:
+        if rules.text("group", group) not in await inspect.group_names(self._site, topic):
+            raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
+
+
+def _group(group: str | None) -> str | None:
+    return None if group is None else rules.text("group", group)
+
+
+def _unknown(topic: object) -> UnknownTopicError:
+    return UnknownTopicError(f"there is no topic {topic!r}")

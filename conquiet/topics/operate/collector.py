@@ -1,0 +1,82 @@
+"""What only Redis knows of topics and groups, collected when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from conquiet.kit.loopthread import result_from_private_loop
+from conquiet.metrics import GroupGauges, GroupPartitionGauges, PartitionGauges, TopicsCollector
+from conquiet.topics.operate import inspect
+from conquiet.topics.operate.inspect import Counting
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Registry, Topic
+from conquiet.wire.connections import Connections
+
+__all__ = ["Collector"]
+
+_PATIENCE: Final = 5.0
+_COUNTED: Final = 200_000
+"""Entries that one reading counts at most, more or less, where the server does not know a lag."""
+_LEAST: Final = 1_000
+"""Entries that it may count on each partition for each group all the same."""
+
+
+class Collector(TopicsCollector):
+    """Shows lengths, backlogs and ownership at each scrape, until ``close``; over connections of its own.
+
+    One reading looks at no more than ``most_partitions`` partitions, each counted once for itself and once for each
+    of its groups, and gives up after a few seconds: a scrape must not be the heaviest thing that a server does. For
+    the same reason a long backlog is not counted to its end, where counting is needed: it is shown too low.
+    """
+
+    def __init__(self, site: Site, topics: Sequence[str] | None, most_partitions: int) -> None:
+        self._site = Site(Connections(site.link.address), site.keys, site.clock)
+        self._registry = Registry(self._site)
+        self._topics = topics
+        self._left = self._most = most_partitions
+        self._countable = _COUNTED
+        super().__init__(lambda: result_from_private_loop(self._read(), _PATIENCE))
+
+    def close(self) -> None:
+        """Show nothing more, and close the connections. May be called again."""
+        super().close()
+        result_from_private_loop(self._site.link.aclose(), _PATIENCE)
+
+    async def _read(self) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+        self._left, self._countable = self._most, _COUNTED
+        rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = []
+        for name in self._topics if self._topics is not None else await self._registry.names():
+            topic = await self._registry.look_up(name)
+            if topic is not None and self._may_look(topic):
+                rows += await self._read_topic(topic)
+        return rows
+
+    def _may_look(self, topic: Topic) -> bool:
+        self._left -= topic.partitions
+        return self._left >= 0
+
+    async def _read_topic(self, topic: Topic) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+        info = await inspect.describe_topic(self._site, topic)
+        rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = [
+            PartitionGauges(topic.name, part.index, part.length) for part in info.by_partition
+        ]
+        for group in await inspect.group_names(self._site, topic):
+            if self._may_look(topic):
+                rows += await self._read_group(topic, group)
+        return rows
+
+    async def _read_group(self, topic: Topic, group: str) -> list[GroupPartitionGauges | GroupGauges]:
+        # Half of what is left for each group: the last one has something too.
+        counting = Counting(max(self._countable // (4 * topic.partitions), _LEAST))
+        info = await inspect.describe_group(self._site, topic, group, counting)
+        self._countable -= counting.done
+        return [
+            GroupGauges(topic.name, group, len(info.unowned)),
+            *(
+                GroupPartitionGauges(
+                    topic.name, group, part.index, part.pending, part.lag, part.retry_depth, part.oldest_pending_age
+                )
+                for part in info.partitions
+            ),
+        ]

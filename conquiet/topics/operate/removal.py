@@ -1,0 +1,221 @@
+"""Taking groups and topics away, and setting groups back."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeAlias, cast
+
+from conquiet.errors import ConfigError, QueueError
+from conquiet.kit.chunks import by_number
+from conquiet.topics.format.entry_ids import before, entry_id
+from conquiet.topics.operate.dead_letters import forward
+from conquiet.topics.operate.growth import call_members
+from conquiet.topics.operate.inspect import group_names, live_members, look_at
+from conquiet.topics.outside.external_groups import unmark
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.presence import on_every_partition
+from conquiet.topics.server.topics import FRESH, Registry, Topic
+from conquiet.wire.scripts import Call, Script
+from conquiet.wire.streams import pack
+
+__all__ = ["ResetTo", "delete_group", "delete_topic", "reset_group"]
+
+ResetTo: TypeAlias = Literal["earliest", "latest"] | dt.datetime | Mapping[int, str]
+
+_NOTICE_MS: Final = 3_600_000
+"""For how long a member can tell that its group or topic was deleted, and is not just lost with the whole server."""
+_ROUNDS: Final = 1000
+_PAGE: Final = 500
+_FORGOTTEN: Final = 1000
+"""Pending entries that a script forgets before others get their turn."""
+
+_RESET: Final = Script.named("group_reset")
+_DELETE: Final = Script.named("group_delete")
+_DROP: Final = Script.named("members_drop")
+_RETIRE: Final = Script.named("lease_retire")
+_LIST: Final = Script.named("topic_list")
+
+
+async def reset_group(
+    site: Site, registry: Registry, topic: Topic, group: str, to: ResetTo, force: bool = False
+) -> None:
+    """Let ``group`` go on from another place; what it has not finished before is forgotten.
+
+    Refused while it has live members, unless ``force``: then these lose what they have in hand and take their
+    partitions again. Each partition is moved at once, one after the other, and what is pending there is forgotten page
+    by page; nothing is delivered before that is done. Safe to repeat: what was begun and not completed is completed by
+    a repetition, or by whoever takes the partition. Partitions that the topic gets meanwhile are treated alike.
+    """
+    place = _place(topic, to)
+    if group in topic.spark_groups:
+        what = f"group {group!r} of topic {topic.name!r} is a Spark query's: where it goes on is in its checkpoint"
+        raise ConfigError(f"cannot reset it here, since {what}")
+    await _known(site, topic, group)
+    await _refuse_if_live(site, topic, [group], "reset group", force)
+
+    async def move(partitions: range) -> None:
+        for partition in partitions:  # in this order: what a growth has added waits for what was there before
+            id = place(partition)
+            if id is not None:
+                await _reset_on(site, topic.stream(site.keys, partition), group, id)
+
+    await on_every_partition(registry, topic, move)
+    await call_members(site, topic.name, group)
+
+
+async def _reset_on(site: Site, stream: str, group: str, id: str) -> None:
+    lease, retry, attempts, _ = site.keys.of_group(stream, group)
+    keys, offset = [lease, stream, retry, attempts], site.clock.offset_ms
+    while await site.run(stream, _RESET(keys, offset, group, id, _FORGOTTEN)):
+        id = ""  # the first page has put the group there
+
+
+def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
+    """The ID after which a partition goes on; ``None`` for one that stays where it is."""
+    if isinstance(to, Mapping):
+        places = {_index(topic, index): entry_id("to", id) for index, id in cast("Mapping[object, object]", to).items()}
+        if not places:
+            raise ConfigError("to must name at least one partition")
+        return places.get
+    if isinstance(to, dt.datetime):
+        start = before("to", to)
+    elif isinstance(to, str) and to in ("earliest", "latest"):
+        start = "0-0" if to == "earliest" else "$"
+    else:
+        rule = "'earliest', 'latest', an aware datetime or a mapping of partitions to entry IDs"
+        raise ConfigError(f"to must be {rule}, not {to!r}")
+    return lambda partition: start
+
+
+def _index(topic: Topic, index: object) -> int:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < topic.partitions:
+        raise ConfigError(f"a partition of {topic.name!r} must be from 0 to {topic.partitions - 1}, not {index!r}")
+    return index
+
+
+async def delete_group(site: Site, registry: Registry, topic: Topic, group: str, force: bool = False) -> None:
+    """Remove ``group`` from the topic, also while that grows; its dead letters stay. Safe to repeat after a crash.
+
+    Refused while it has live members, unless ``force``: then their subscriptions end. Whoever subscribes later
+    begins a new group of that name.
+    """
+    await _known(site, topic, group)
+    await _refuse_if_live(site, topic, [group], "delete group", force)
+
+    async def remove(partitions: range) -> None:
+        for partition in partitions:
+            await _delete_from(site, topic, partition, group)
+        await _drop_members(site, topic.name, [group])
+        outboxes = [f"{group}/{partition}" for partition in partitions]
+        forwarded = site.keys.forwarded(topic.name)
+        for some in by_number(outboxes, _PAGE):
+            await site.link.call(forwarded, pack("HDEL", forwarded, *some))
+        if not topic.legacy:
+            await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
+
+    await on_every_partition(registry, topic, remove)
+    key = site.keys.groups(topic.name)
+    await site.link.call(key, pack("SREM", key, group))
+
+
+async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> None:
+    """Remove a group from a partition, once its dead letters are where they belong."""
+    stream = topic.stream(site.keys, partition)
+    rounds = 0
+    while rounds < _ROUNDS:
+        waiting, more = await site.run(stream, _delete_call(site, stream, group))
+        if not waiting and not more:
+            return
+        if waiting and await forward(site, topic, partition, group) == 0:
+            rounds += 1
+            await site.clock.sleep(0.01)  # somebody else is at it
+    raise QueueError(f"the dead letters of group {group!r} on {stream!r} do not come to an end")
+
+
+def _delete_call(site: Site, stream: str, group: str) -> Call:
+    lease, retry, attempts, outbox = site.keys.of_group(stream, group)
+    keys = [lease, stream, retry, attempts, outbox, site.keys.trim(stream)]
+    return _DELETE(keys, site.clock.offset_ms, group, _FORGOTTEN)
+
+
+async def _drop_members(site: Site, topic: str, groups: Iterable[str]) -> None:
+    """Take all members off, and leave word for those who live: a generation that expires means a deletion."""
+    for group in groups:
+        key = site.keys.members(topic, group)
+        keys = [key, site.keys.members_info(topic, group), site.keys.generation(topic, group)]
+        await site.run(key, _DROP(keys, _NOTICE_MS))
+
+
+async def _known(site: Site, topic: Topic, group: str) -> None:
+    if group not in await group_names(site, topic):
+        raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
+
+
+async def _refuse_if_live(site: Site, topic: Topic, groups: Iterable[str], what: str, force: bool) -> None:
+    for group in () if force else groups:
+        members = await live_members(site, topic, group)
+        if members:
+            names = ", ".join(sorted({member.partition("#")[0] for member in members}))
+            raise ConfigError(f"cannot {what} {group!r} of topic {topic.name!r} while it has live members: {names}")
+
+
+# --- topics ---------------------------------------------------------------------------------------------
+
+
+async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool = False) -> None:
+    """Remove a topic with all its messages, groups and dead letters. Safe to repeat after a crash.
+
+    Refused while a group has live members, unless ``force``: then their subscriptions end. The topic is gone for
+    producers first; its streams go when each of them has heard of that, so that none comes back to life.
+    """
+    groups = await group_names(site, topic)
+    await _refuse_if_live(site, topic, groups, "delete the topic of group", force)
+    keys, listed = site.keys, site.keys.partitions(topic.name)
+    streams = [keys.partition(topic.name, index) for index in range(max(topic.partitions, topic.next_count or 0))]
+    # From here on this list and the registry know what is left to do.
+    known = {key.decode() for key in await site.link.call(listed, pack("SMEMBERS", listed))}
+    unlisted = [stream for stream in streams if stream not in known]
+    for some in by_number(unlisted, _PAGE):
+        await site.run(listed, _LIST([listed], *some))
+    # Members that live have to find out why there is no meta: before it goes, and when it has gone.
+    await _drop_members(site, topic.name, groups)
+    await _unlink(site, [keys.meta(topic.name)])
+    registry.forget(topic.name)
+    await _drop_members(site, topic.name, groups)
+    await site.clock.sleep(FRESH + 0.5)
+    await asyncio.gather(*(_delete_stream(site, stream, groups) for stream in streams))
+    await _unlink(site, [keys.dead_letters(topic.name), keys.forwarded(topic.name)])
+    await _drop_members(site, topic.name, groups)
+    await _unlist(site, topic.name)
+    registry.forget(topic.name)
+
+
+async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None:
+    look = await look_at(site, stream)
+    leases, doomed = list[str](), list[str]()
+    for group in sorted(look.groups.union(look.deleted_groups, groups)):
+        lease, *others = site.keys.of_group(stream, group)
+        leases.append(lease)
+        doomed += others
+    # The epochs are remembered for a day, lest a topic that is made again begins with one that somebody has in hand.
+    for some in by_number(leases, _PAGE):
+        await site.run(stream, _RETIRE(some, site.clock.offset_ms))
+    doomed += site.keys.of_partition(stream)
+    for some in by_number(doomed, _PAGE):
+        await _unlink(site, some)
+
+
+async def _unlist(site: Site, topic: str) -> None:
+    keys = site.keys
+    await _unlink(site, [keys.groups(topic)])
+    if await site.link.call(keys.meta(topic), pack("EXISTS", keys.meta(topic))):
+        return  # somebody has made a new topic of that name meanwhile
+    await _unlink(site, [keys.partitions(topic)])
+    await site.link.call(keys.registry, pack("SREM", keys.registry, topic))
+
+
+async def _unlink(site: Site, keys: Sequence[str]) -> None:
+    """Remove keys of one slot."""
+    await site.link.call(keys[0], pack("UNLINK", *keys))

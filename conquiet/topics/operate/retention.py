@@ -1,0 +1,99 @@
+"""Removing what a topic need not keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from conquiet.topics.options import Retention
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.topics import Topic
+from conquiet.wire.parser import Reply
+from conquiet.wire.scripts import Call, Script
+
+__all__ = ["Trimmed", "make_room", "trim"]
+
+_RUN: Final = 1000
+"""How many entries a script looks at before others get their turn."""
+
+_LOOK: Final = Script.named("partition_look")
+_TRIM: Final = Script.named("trim")
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What was removed from one partition.
+
+    ``dropped`` of the ``removed`` entries were not finished by some group, which only ``on_full="drop"`` allows.
+    No entry before ``bound`` is left, as far as retention has ever removed any, and none from there on was removed.
+    ``expired_groups`` held nothing back, since nobody has served them for ``group_expiry``.
+    """
+
+    removed: int = 0
+    dropped: int = 0
+    bound: str | None = None
+    expired_groups: tuple[str, ...] = ()
+
+
+async def trim(
+    site: Site, topic: Topic, partition: int, retention: Retention | None = None, *, room: int = 0
+) -> Trimmed:
+    """Remove from a partition what ``retention``, by default the topic's own, does not keep.
+
+    With ``room``, so many fewer are kept than ``max_len`` allows.
+
+    Nothing that some group has not finished goes, unless ``on_full="drop"``. Safe to repeat, to stop halfway and
+    to run at the same time as anything else: each run of the script computes anew how far it may go.
+    """
+    kept = topic.retention if retention is None else retention
+    if not kept.trims and kept.group_expiry is None:
+        return Trimmed()
+    stream = topic.stream(site.keys, partition)
+    groups = [] if kept.group_expiry is None else await _groups(site, stream)
+    removed = dropped = 0
+    while True:
+        gone, lost, more, bound, *expired = await site.run(stream, _call(site, stream, kept, groups, room))
+        removed, dropped = removed + gone, dropped + lost
+        if not more:
+            return Trimmed(removed, dropped, bound.decode() or None, tuple(map(_text, expired)))
+
+
+async def make_room(site: Site, topic: Topic, partition: int, count: int) -> bool:
+    """Whether ``count`` entries were refused by a partition that is not full, and may fit now.
+
+    It is not full if only groups hold it back which nobody serves any more.
+    """
+    kept = topic.retention
+    if kept.group_expiry is None or kept.max_len is None:
+        return False
+    return (await trim(site, topic, partition, room=count)).removed > 0
+
+
+def _call(site: Site, stream: str, kept: Retention, groups: list[bytes], room: int) -> Call:
+    keys = site.keys
+    return _TRIM(
+        [stream, keys.trim(stream), *(keys.lease(stream, _text(group)) for group in groups)],
+        site.clock.offset_ms,
+        -1 if kept.max_len is None else max(kept.max_len - room, 0),
+        _ms(kept.max_age),
+        "acked" if kept.delete_acked else "",
+        "drop" if kept.on_full == "drop" else "",
+        _ms(kept.group_expiry),
+        _RUN,
+        *groups,
+    )
+
+
+async def _groups(site: Site, stream: str) -> list[bytes]:
+    keys = [stream, site.keys.delayed(stream), site.keys.trim(stream)]
+    reply: Reply = await site.run(stream, _LOOK(keys))
+    groups: list[bytes] = reply[7]
+    return groups
+
+
+def _ms(seconds: float | None) -> int:
+    return -1 if seconds is None else round(seconds * 1000)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")

@@ -1,0 +1,149 @@
+"""Reading partitions by entry IDs, without a group: the same range gives the same entries, however often it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from conquiet.kit.retrying import patiently
+from conquiet.kit.service import Background
+from conquiet.topics.server.instance import Site
+from conquiet.topics.server.pace import Pace
+from conquiet.topics.server.topics import Topic, id_order
+from conquiet.wire.scripts import Script
+from conquiet.wire.streams import Entry, pack
+
+__all__ = ["BEGINNING", "End", "after", "before", "count_after", "ends", "last_up_to", "pages", "removed_after"]
+
+BEGINNING: Final = "0-0"
+_LAST_SEQUENCE: Final = (1 << 64) - 1
+_COUNTED: Final = 2_000
+"""Entries that are counted in one go, before others get their turn at the server."""
+
+_END: Final = Script.named("partition_end")
+_COUNT: Final = Script.named("count_after")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a partition stands: its last ID ever given, its first entry, and how many entries it was ever given."""
+
+    last: str
+    first: str | None
+    length: int
+    added: int | None
+    """``None`` where the server does not count (before 7.0)."""
+    bound: str | None
+    """Before which retention has removed everything, as far as it has removed anything."""
+
+    @property
+    def gone(self) -> int | None:
+        """How many entries were removed, if the server knows."""
+        return None if self.added is None else self.added - self.length
+
+
+async def ends(site: Site, topic: Topic) -> list[End]:
+    """How each partition stands now."""
+    return await asyncio.gather(*(_end(site, stream) for stream in topic.streams(site.keys)))
+
+
+async def _end(site: Site, stream: str) -> End:
+    last, first, length, added, bound = await site.run(stream, _END([stream, site.keys.trim(stream)]))
+    return End(
+        last.decode(),
+        first.decode() or None,
+        length,
+        None if added < 0 else added,
+        bound.decode() or None,
+    )
+
+
+async def pages(site: Site, stream: str, since: str, until: str, count: int) -> AsyncIterator[list[Entry]]:
+    """The entries after ``since`` up to ``until``, in pages of up to ``count``, and of some megabytes.
+
+    The next page is fetched meanwhile.
+
+    A page whose answer was lost is asked for again, for about ten seconds.
+    """
+    background = Background()
+    fetched: asyncio.Queue[list[Entry] | Exception] = asyncio.Queue(1)
+    background.start(_fetch(site, stream, since, until, count, fetched), "pages")
+    try:
+        while page := await fetched.get():
+            if isinstance(page, Exception):
+                raise page
+            yield page
+    finally:
+        await background.aclose()
+
+
+async def _fetch(
+    site: Site, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
+) -> None:
+    pace = Pace(count)
+    try:
+        while True:
+            asked = pace.count
+            command = pack("XRANGE", stream, f"({since}", until, "COUNT", asked)
+            page: list[Entry] = await patiently(site.clock, partial(site.link.call, stream, command))
+            if page:
+                since = page[-1][0].decode()
+                await fetched.put(page)
+            if len(page) < asked:
+                await fetched.put([])
+                return
+            pace.saw(page)
+    except Exception as error:
+        await fetched.put(error)
+
+
+async def count_after(site: Site, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
+    """Up to ``most`` entries after ``since`` up to ``until``: how many there are, and the ID of the last one."""
+    counted = 0
+    while counted < most:
+        size = min(_COUNTED, most - counted)
+        count, last = await site.run(stream, _COUNT([stream], since, until, size))
+        counted += count
+        if not last:
+            return counted, until
+        since = last.decode()
+    return counted, since
+
+
+async def last_up_to(site: Site, stream: str, id: str) -> str | None:
+    """The last entry up to ``id``; ``None`` if there is none."""
+    found = await site.link.call(stream, pack("XREVRANGE", stream, id, "-", "COUNT", 1))
+    return str(found[0][0].decode()) if found else None
+
+
+def removed_after(end: End, since: str, read: int | None) -> int | None:
+    """How many entries after ``since`` were removed unread, if ``read`` entries were ever added up to there.
+
+    0 for none, ``None`` for some, on a server that does not count. There, what retention notes decides, and where
+    somebody else has removed entries, that the first one left comes later than ``since``, which is gone itself.
+    """
+    if end.gone is not None and read is not None:
+        return max(0, end.gone - read)
+    first = end.first or after(end.last)
+    if id_order(first) <= id_order(after(since)):
+        return 0
+    if since == BEGINNING:  # no entry's ID: whether the first one is gone, only these tell
+        return 0 if end.first is not None and end.bound is None else None
+    return 0 if end.bound is not None and id_order(end.bound) <= id_order(after(since)) else None
+
+
+def after(id: str) -> str:
+    """The ID that comes next after ``id``."""
+    ms, seq = id_order(id)
+    return f"{ms + 1}-0" if seq == _LAST_SEQUENCE else f"{ms}-{seq + 1}"
+
+
+def before(id: str) -> str:
+    """The ID that comes just before ``id``."""
+    ms, seq = id_order(id)
+    if seq:
+        return f"{ms}-{seq - 1}"
+    return f"{ms - 1}-{_LAST_SEQUENCE}" if ms else BEGINNING

@@ -1,0 +1,1 @@
+"""What Redis holds of topics and groups, as typed calls and typed answers."""
