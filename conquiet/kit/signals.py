@@ -38,9 +38,7 @@ class _StopRequest:
         self._previous: Any = None
 
     def install(self) -> bool:
-        self._previous = signal.getsignal(self._number)
-        while isinstance(self._previous, _StopRequest) and self._previous._stop is None:
-            self._previous = self._previous._previous  # spent: it would pass this one's signal on as a second
+        self._previous = _unspent(signal.getsignal(self._number))  # else it would pass the signal on as a second
         if self._previous in (None, signal.SIG_IGN):
             return False
         try:
@@ -57,7 +55,7 @@ class _StopRequest:
         # A handler that was installed later may be on top: then this one stays below, and only passes on.
         if self._is_installed():
             with suppress(ValueError):  # an iterator that ended in another thread than it began in
-                signal.signal(self._number, self._previous)
+                signal.signal(self._number, _unspent(self._previous))
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         stop, self._stop = self._stop, None
@@ -70,6 +68,13 @@ class _StopRequest:
             signal.raise_signal(self._number)
         if callable(self._previous) and (stop is None or not _ends_the_program(self._previous)):
             self._previous(number, frame)
+
+
+def _unspent(handler: Any) -> Any:
+    """``handler``, or what was there before it if it is a request that is spent or was removed."""
+    while isinstance(handler, _StopRequest) and handler._stop is None:
+        handler = handler._previous
+    return handler
 
 
 def _ends_the_program(handler: Callable[..., Any]) -> bool:

@@ -47,6 +47,7 @@ class Member:
         self.balancer = balancer
         self.events: list[StreamEvent] = []
         self.task: asyncio.Task[None] | None = None
+        self.is_listening = False
         self.is_gone = False
         """Whether it ended without a word."""
 
@@ -70,6 +71,7 @@ class Member:
         return [event.stream for event in self.told(StreamExpired)]
 
     def listen(self) -> None:
+        self.is_listening = True
         self.task = asyncio.ensure_future(self._listen())
 
     async def _listen(self) -> None:
@@ -85,10 +87,16 @@ class Member:
         await asyncio.wait_for(self.task, 20)
 
     async def owns(self, *streams: str) -> None:
-        """Return once it owns exactly these."""
+        """Return once it owns exactly these, and has been told so if it listens."""
         await eventually(
-            lambda: self.owned == set(streams), f"{self.balancer.consumer} to own {streams}, not {self.owned}"
+            lambda: self.owned == set(streams) and self._has_heard_all,
+            f"{self.balancer.consumer} to own {streams}, not {self.owned}",
         )
+
+    @property
+    def _has_heard_all(self) -> bool:
+        is_listening = self.is_listening and self.task is not None and not self.task.done()
+        return not is_listening or not self.balancer._consumer.event_buffer._waiting
 
     async def has_looked(self) -> None:
         """Return once it has looked for what was lost before it began, which it takes in any case."""

@@ -204,6 +204,7 @@ def test_left_out_of_order_nothing_stops_afterwards(number: signal.Signals, user
     second.__enter__()
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
+    assert handler_of(number) is user
     signal.raise_signal(number)
     assert (stops, user.calls) == ([], 1)
 

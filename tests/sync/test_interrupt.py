@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +18,15 @@ from tests.sync.scripts import interrupts
 pytestmark = pytest.mark.any_server
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handlers() -> Iterator[None]:
+    """A consumer that another test ended in a thread has left its handlers, which pass signals on."""
+    before = signal.signal(INT, signal.default_int_handler), signal.signal(TERM, signal.SIG_DFL)
+    yield
+    for number, handler in zip((INT, TERM), before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
