@@ -10,7 +10,7 @@ import pytest
 
 from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, Reject
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
+from tests.contracts.jobs_flavours import CHECKED_FIRST, DELAY, TTL, Site, only, tally
 from tests.rigs.waiting import LONG
 
 pytestmark = pytest.mark.guarantee
@@ -406,6 +406,7 @@ async def test_of_many_who_claim_a_lapsed_job_one_gets_it(jobs: JobQueue, clock:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("options", "message"),
     [
