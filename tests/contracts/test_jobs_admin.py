@@ -20,6 +20,7 @@ from conquiet import (
 )
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import CHECKED_FIRST, TTL, Site, every, only, tally
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.waiting import LONG
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
@@ -141,11 +142,11 @@ async def test_waiting_for_what_is_finished_does_not_wait(jobs: JobQueue, state:
 
 
 @pytest.mark.parametrize("end", ["ack", "nack", "cancel"])
-async def test_waiting_ends_with_the_job(jobs: JobQueue, end: str) -> None:
+async def test_waiting_ends_with_the_job(jobs: JobQueue, clock: WatchedClock, end: str) -> None:
     await jobs.enqueue(1, job_id="a", max_retries=0)
     job = await only(jobs)
     waiting = asyncio.ensure_future(jobs.wait("a"))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     assert not waiting.done()
     if end == "ack":
         await jobs.ack(job, result=42)
@@ -158,32 +159,32 @@ async def test_waiting_ends_with_the_job(jobs: JobQueue, end: str) -> None:
     assert found.state is (JobState.SUCCEEDED if end == "ack" else JobState.FAILED)
 
 
-async def test_waiting_sees_a_job_whose_last_lease_runs_out(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_waiting_sees_a_job_whose_last_lease_runs_out(jobs: JobQueue, clock: WatchedClock) -> None:
     await jobs.enqueue(1, job_id="a", max_retries=0)
     await jobs.claim()
     waiting = asyncio.ensure_future(jobs.wait("a"))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     clock.advance(TTL + 1)
     await jobs.claim()
     assert (await asyncio.wait_for(waiting, LONG)).last_error == "lease expired"
 
 
-async def test_waiting_has_an_end(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_waiting_has_an_end(jobs: JobQueue, clock: WatchedClock) -> None:
     await jobs.enqueue(1, job_id="a")
     with pytest.raises(TimeoutError, match=r"job 'a' of queue .* has not finished in 0 seconds"):
         await jobs.wait("a", timeout=0)
     waiting = asyncio.ensure_future(jobs.wait("a", timeout=60))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     assert not waiting.done()
     clock.advance(61)
     with pytest.raises(TimeoutError, match="has not finished in 60 seconds"):
         await asyncio.wait_for(waiting, LONG)
 
 
-async def test_many_may_wait_for_one_job(jobs: JobQueue) -> None:
+async def test_many_may_wait_for_one_job(jobs: JobQueue, clock: WatchedClock) -> None:
     await jobs.enqueue(1, job_id="a")
     waiting = [asyncio.ensure_future(jobs.wait("a")) for _ in range(4)]
-    await asyncio.sleep(0.05)
+    await clock.waited_on(4)
     await jobs.ack(await only(jobs), result="x")
     assert [job.result for job in await asyncio.wait_for(asyncio.gather(*waiting), LONG)] == ["x"] * 4
 
