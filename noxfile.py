@@ -38,6 +38,8 @@ class Environment:
             installed.write_text(wanted)
 
     def run(self, program: str, *arguments: str, **environ: str) -> None:
+        # To compile the tests takes twice as long as to collect them: once is enough, out of the way of the sources.
+        environ = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(HERE / ".nox" / "bytecode"), **environ}
         self.session.run(str(self.place / "bin" / program), *arguments, env=environ, external=True)
 
 
@@ -93,10 +95,19 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def guarantees(session: nox.Session) -> None:
     """What leases, fences, settles, claims, repeats and retries promise, in about a minute: one server, one flavour."""
-    # Named one by one: to collect all tests takes as long as to run these.
-    files = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "mark.guarantee" in file.read_text()]
-    arguments = ["--numprocesses=2", "--dist=loadfile", "-q", *(session.posargs or files)]
-    Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_LANE="fast")
+    lane(session, "guarantees")
+
+
+@nox.session(venv_backend="none")
+def quick(session: nox.Session) -> None:
+    """What tells soon, in less than a minute: one server, one flavour, no Cluster, no PostgreSQL, no Spark."""
+    lane(session, "quick")
+
+
+def lane(session: nox.Session, name: str) -> None:
+    """The tests of one lane, of which ``tests/rigs/lanes.py`` tells."""
+    arguments = ["--numprocesses=3", "--dist=worksteal", "-q", *session.posargs]
+    Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_LANE=name)
 
 
 @nox.session(venv_backend="none")

@@ -5,8 +5,8 @@ answers, newer servers in containers too. A test that takes ``server`` or ``url`
 ``any_server``, on the first. Marked ``cluster_too``, it runs on a Redis Cluster besides, unless it is one for
 ``one_node``. Nothing is ever flushed: each test has key names of its own.
 
-In the fast lane (``nox -s guarantees``) only what is marked ``guarantee`` runs: on the newest server alone, through the
-core alone, and a machine that finds a mistake does not look for the shortest way to it.
+In a lane (``nox -s quick``, ``nox -s guarantees``; see ``tests/rigs/lanes.py``) only a part of the tests runs: on the
+newest server alone, through the core alone; and a machine that finds a mistake does not look for a shorter way to it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
@@ -26,13 +27,13 @@ from conquiet.jobs.stores.postgres import looking
 from conquiet.sync import EmbeddedRedis
 from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
+from tests.rigs.lanes import IS_NARROW, is_left_out, is_of_lane
 from tests.rigs.sizing import SCALE
 from tests.rigs.waiting import held
 
-IS_FAST_LANE = os.environ.get("CONQUIET_TEST_LANE") == "fast"
-if IS_FAST_LANE:
-    settings.register_profile("fast", phases=(Phase.explicit, Phase.generate))
-    settings.load_profile("fast")
+if IS_NARROW:
+    settings.register_profile("narrow", phases=(Phase.explicit, Phase.generate))
+    settings.load_profile("narrow")
 
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -95,25 +96,23 @@ def _clusters(ladder: list[Rung]) -> list[Rung]:
     return [Rung(rung.name.replace("embedded", "cluster"), rung.binary, is_cluster=True) for rung in started]
 
 
-LADDER = _ladder()[-1:] if IS_FAST_LANE else _ladder()
-CLUSTERS = [] if IS_FAST_LANE else _clusters(LADDER)
+LADDER = _ladder()[-1:] if IS_NARROW else _ladder()
+CLUSTERS = [] if IS_NARROW else _clusters(LADDER)
 
 
 def pytest_report_header() -> str:
     return f"servers: {', '.join(rung.name for rung in LADDER + CLUSTERS)}"
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return is_left_out(collection_path) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not IS_FAST_LANE:
-        return
-    left_out = [item for item in items if not _is_in_fast_lane(item)]
-    items[:] = [item for item in items if _is_in_fast_lane(item)]
-    config.hook.pytest_deselected(items=left_out)
-
-
-def _is_in_fast_lane(item: pytest.Item) -> bool:
-    chosen = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-    return item.get_closest_marker("guarantee") is not None and not any(one == "sync" for one in chosen)
+    left_out = [item for item in items if not is_of_lane(item)]
+    if left_out:
+        items[:] = [item for item in items if is_of_lane(item)]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

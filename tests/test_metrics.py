@@ -275,14 +275,12 @@ def test_the_buckets_are_the_golden_ones() -> None:
     assert found == {name: {*bounds, float("inf")} for name, bounds in GOLDEN_BUCKETS.items()}
 
 
-@pytest.mark.parametrize(
-    "family", [*BALANCE.values(), *JOBS.values(), *QUEUE.values(), *TOPICS.values()], ids=lambda one: one.name
-)
-def test_only_histograms_end_as_the_parts_of_histograms_do(family: Family) -> None:
+def test_only_histograms_end_as_the_parts_of_histograms_do() -> None:
     """A gauge called ``..._count`` would be taken for the count of a histogram."""
-    assert not family.name.endswith(("_count", "_sum", "_bucket", "_created"))
-    assert family.is_counter + family.is_histogram <= 1
-    assert list(family.buckets) == sorted(set(family.buckets))
+    families: list[Family] = [*BALANCE.values(), *JOBS.values(), *QUEUE.values(), *TOPICS.values()]
+    assert [one.name for one in families if one.name.endswith(("_count", "_sum", "_bucket", "_created"))] == []
+    assert [one.name for one in families if one.is_counter and one.is_histogram] == []
+    assert [one.name for one in families if list(one.buckets) != sorted(set(one.buckets))] == []
 
 
 # --- queue -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from conquiet.kit.clock import ManualClock
 from conquiet.sync import EmbeddedRedis
 from tests.conftest import CLUSTERS, LADDER, Rung
 from tests.contracts.jobs_flavours import FLAVOURS, Backend, Flavour, Site, opened
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.postgres import LocalPostgres, schema_name
 from tests.rigs.waiting import held
@@ -70,8 +71,8 @@ def job_flavour(request: pytest.FixtureRequest) -> Flavour:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> WatchedClock:
+    return WatchedClock()
 
 
 @pytest.fixture

@@ -15,12 +15,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
+import pytest
+
 import conquiet
 from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, RetryPolicy, sync
 from conquiet.kit.clock import ManualClock
 from tests.rigs.waiting import eventually
 
 __all__ = [
+    "CHECKED_FIRST",
     "DELAY",
     "FLAVOURS",
     "TTL",
@@ -40,6 +43,9 @@ TTL: Final = 30.0
 DELAY: Final = 10.0
 """What their retries wait."""
 _RETRY: Final = RetryPolicy(max_retries=3, backoff=Backoff(base=DELAY, cap=DELAY, kind="fixed"))
+
+CHECKED_FIRST: Final = pytest.mark.parametrize("backend", ["memory"], indirect=True, scope="session")
+"""Of arguments that a queue checks before it asks any store: one store is enough."""
 
 Flavour: TypeAlias = Literal["core", "sync"]
 FLAVOURS: Final[tuple[Flavour, ...]] = ("core", "sync")

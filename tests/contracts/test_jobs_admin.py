@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,8 @@ from conquiet import (
     UnknownJobError,
 )
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import TTL, Site, every, only, tally
+from tests.contracts.jobs_flavours import CHECKED_FIRST, TTL, Site, every, only, tally
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.waiting import LONG
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
@@ -61,11 +62,17 @@ async def test_counts_tell_of_every_state(jobs: JobQueue) -> None:
 
 
 @pytest.mark.parametrize("state", JobState)
-@pytest.mark.parametrize("size", [1, 3, 7, 100])
-async def test_pages_show_every_job_of_a_state_once(jobs: JobQueue, state: JobState, size: int) -> None:
+async def test_pages_show_every_job_of_a_state_once(jobs: JobQueue, state: JobState) -> None:
     for one in STATES:
         for n in range(7 if one is state else 1):
             await in_state(jobs, one, f"{one}-{n}")
+    for size in (1, 3, 7, 100):
+        seen = await paged(jobs, state, size)
+        assert sorted(job.id for job in seen) == [f"{state}-{n}" for n in range(7)]
+        assert seen == [await jobs.get(job.id) for job in seen]
+
+
+async def paged(jobs: JobQueue, state: JobState, size: int) -> list[Job]:
     seen: list[Job] = []
     cursor, pages = None, 0
     while pages == 0 or cursor is not None:
@@ -74,8 +81,7 @@ async def test_pages_show_every_job_of_a_state_once(jobs: JobQueue, state: JobSt
         seen += page.jobs
         cursor, pages = page.cursor, pages + 1
         assert pages < 20
-    assert sorted(job.id for job in seen) == [f"{state}-{n}" for n in range(7)]
-    assert seen == [await jobs.get(job.id) for job in seen]
+    return seen
 
 
 async def test_what_stays_is_met_once_though_others_come_and_go(jobs: JobQueue) -> None:
@@ -100,14 +106,13 @@ async def test_a_page_of_nothing_is_the_last(jobs: JobQueue) -> None:
     assert (list(page.jobs), page.cursor) == ([], None)
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("lost",), "state must be one of 'ready', 'in_flight', 'succeeded', 'failed', not 'lost'"),
         ((None,), "state must be one of .* not None"),
         (("ready", 0), "count must be an integer of at least 1, not 0"),
-        (("ready", 5, "not a cursor"), "cursor must be one that a page gave, not 'not a cursor'"),
-        (("ready", 5, []), r"cursor must be one that a page gave, not \[\]"),
     ],
     ids=repr,
 )
@@ -115,6 +120,15 @@ async def test_what_cannot_be_listed_is_refused(jobs: JobQueue, args: tuple[Any,
     await jobs.enqueue(1)
     with pytest.raises(ConfigError, match=message):
         await jobs.list_jobs(*args)
+
+
+async def test_what_is_no_cursor_is_refused(jobs: JobQueue) -> None:
+    """Each store has cursors of its own."""
+    await jobs.enqueue(1)
+    with pytest.raises(ConfigError, match="cursor must be one that a page gave, not 'not a cursor'"):
+        await jobs.list_jobs(JobState.READY, 5, "not a cursor")
+    with pytest.raises(ConfigError, match=r"cursor must be one that a page gave, not \[\]"):
+        await jobs.list_jobs(JobState.READY, 5, cast("str", []))
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -128,11 +142,11 @@ async def test_waiting_for_what_is_finished_does_not_wait(jobs: JobQueue, state:
 
 
 @pytest.mark.parametrize("end", ["ack", "nack", "cancel"])
-async def test_waiting_ends_with_the_job(jobs: JobQueue, end: str) -> None:
+async def test_waiting_ends_with_the_job(jobs: JobQueue, clock: WatchedClock, end: str) -> None:
     await jobs.enqueue(1, job_id="a", max_retries=0)
     job = await only(jobs)
     waiting = asyncio.ensure_future(jobs.wait("a"))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     assert not waiting.done()
     if end == "ack":
         await jobs.ack(job, result=42)
@@ -145,32 +159,32 @@ async def test_waiting_ends_with_the_job(jobs: JobQueue, end: str) -> None:
     assert found.state is (JobState.SUCCEEDED if end == "ack" else JobState.FAILED)
 
 
-async def test_waiting_sees_a_job_whose_last_lease_runs_out(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_waiting_sees_a_job_whose_last_lease_runs_out(jobs: JobQueue, clock: WatchedClock) -> None:
     await jobs.enqueue(1, job_id="a", max_retries=0)
     await jobs.claim()
     waiting = asyncio.ensure_future(jobs.wait("a"))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     clock.advance(TTL + 1)
     await jobs.claim()
     assert (await asyncio.wait_for(waiting, LONG)).last_error == "lease expired"
 
 
-async def test_waiting_has_an_end(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_waiting_has_an_end(jobs: JobQueue, clock: WatchedClock) -> None:
     await jobs.enqueue(1, job_id="a")
     with pytest.raises(TimeoutError, match=r"job 'a' of queue .* has not finished in 0 seconds"):
         await jobs.wait("a", timeout=0)
     waiting = asyncio.ensure_future(jobs.wait("a", timeout=60))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     assert not waiting.done()
     clock.advance(61)
     with pytest.raises(TimeoutError, match="has not finished in 60 seconds"):
         await asyncio.wait_for(waiting, LONG)
 
 
-async def test_many_may_wait_for_one_job(jobs: JobQueue) -> None:
+async def test_many_may_wait_for_one_job(jobs: JobQueue, clock: WatchedClock) -> None:
     await jobs.enqueue(1, job_id="a")
     waiting = [asyncio.ensure_future(jobs.wait("a")) for _ in range(4)]
-    await asyncio.sleep(0.05)
+    await clock.waited_on(4)
     await jobs.ack(await only(jobs), result="x")
     assert [job.result for job in await asyncio.wait_for(asyncio.gather(*waiting), LONG)] == ["x"] * 4
 
@@ -303,6 +317,7 @@ async def test_what_is_not_there_is_an_error(jobs: JobQueue, what: str) -> None:
         await getattr(jobs, what)("nobody")
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize("what", ["get", "wait", "replay", "cancel", "delete"])
 @pytest.mark.parametrize("id", ["", None, 7, "x" * 201], ids=lambda id: repr(id)[:9])
 async def test_what_is_no_id_is_refused(jobs: JobQueue, what: str, id: Any) -> None:

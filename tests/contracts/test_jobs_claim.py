@@ -10,7 +10,8 @@ import pytest
 
 from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, Reject
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
+from tests.contracts.jobs_flavours import CHECKED_FIRST, DELAY, TTL, Site, only, tally
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.waiting import LONG
 
 pytestmark = pytest.mark.guarantee
@@ -283,39 +284,39 @@ async def test_shares_do_not_hold_places_that_nobody_needs(jobs: JobQueue) -> No
 # --- waiting for one --------------------------------------------------------------------------------------------------
 
 
-async def test_a_claim_may_wait_for_a_job(jobs: JobQueue) -> None:
+async def test_a_claim_may_wait_for_a_job(jobs: JobQueue, clock: WatchedClock) -> None:
     waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     assert not waiting.done()
     id = await jobs.enqueue(1)
     assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
 
 
-async def test_a_claim_that_waits_gets_a_delayed_job_when_it_is_due(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_a_claim_that_waits_gets_a_delayed_job_when_it_is_due(jobs: JobQueue, clock: WatchedClock) -> None:
     id = await jobs.enqueue(1, delay=100)
     waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     clock.advance(101)
     assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
 
 
-async def test_a_claim_that_waits_gets_a_job_whose_lease_runs_out(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_a_claim_that_waits_gets_a_job_whose_lease_runs_out(jobs: JobQueue, clock: WatchedClock) -> None:
     id = await jobs.enqueue(1)
     await jobs.claim()
     waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     clock.advance(TTL + 1)
     assert ids_of(await asyncio.wait_for(waiting, LONG)) == [id]
 
 
 @pytest.mark.parametrize("how", ["nack", "release", "replay"])
-async def test_a_claim_that_waits_gets_a_job_that_came_back(jobs: JobQueue, how: str) -> None:
+async def test_a_claim_that_waits_gets_a_job_that_came_back(jobs: JobQueue, clock: WatchedClock, how: str) -> None:
     id = await jobs.enqueue(1)
     job = await only(jobs)
     if how == "replay":
         await jobs.cancel(id)
     waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     if how == "nack":
         await jobs.nack(job, delay=0)
     elif how == "release":
@@ -327,34 +328,35 @@ async def test_a_claim_that_waits_gets_a_job_that_came_back(jobs: JobQueue, how:
 
 @pytest.mark.parametrize("how", ["nack", "enqueue"])
 async def test_a_claim_that_waits_learns_of_what_was_put_off_meanwhile(
-    jobs: JobQueue, clock: ManualClock, how: str
+    jobs: JobQueue, clock: WatchedClock, how: str
 ) -> None:
     await jobs.enqueue(1, job_id="a")
     job = await only(jobs)
     await jobs.enqueue(1, job_id="far", delay=3000)
     waiting = asyncio.ensure_future(jobs.claim(timeout=3600))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
+    before = clock.waits
     if how == "nack":
         await jobs.nack(job, delay=10)
     else:
         await jobs.ack(job)
         await jobs.enqueue(1, job_id="b", delay=10)
-    await asyncio.sleep(0.05)
+    await clock.waited_again(before)
     clock.advance(11)
     assert ids_of(await asyncio.wait_for(waiting, LONG)) == ["a" if how == "nack" else "b"]
 
 
-async def test_a_claim_waits_no_longer_than_it_was_told(jobs: JobQueue, clock: ManualClock) -> None:
+async def test_a_claim_waits_no_longer_than_it_was_told(jobs: JobQueue, clock: WatchedClock) -> None:
     waiting = asyncio.ensure_future(jobs.claim(timeout=60))
-    await asyncio.sleep(0.05)
+    await clock.waited_on()
     assert not waiting.done()
     clock.advance(61)
     assert await asyncio.wait_for(waiting, LONG) == []
 
 
-async def test_of_many_who_wait_each_job_goes_to_one(jobs: JobQueue) -> None:
+async def test_of_many_who_wait_each_job_goes_to_one(jobs: JobQueue, clock: WatchedClock) -> None:
     waiting = [asyncio.ensure_future(jobs.claim(timeout=3600)) for _ in range(4)]
-    await asyncio.sleep(0.05)
+    await clock.waited_on(4)
     ids = [await jobs.enqueue(n) for n in range(4)]
     claimed = await asyncio.wait_for(asyncio.gather(*waiting), LONG)
     assert sorted(job.id for [job] in claimed) == sorted(ids)
@@ -406,6 +408,7 @@ async def test_of_many_who_claim_a_lapsed_job_one_gets_it(jobs: JobQueue, clock:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from conquiet import ConfigError, DuplicateJobError, JobQueue, JobSpec, JobState, PayloadError
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import TTL, Site, every, only, tally
+from tests.contracts.jobs_flavours import CHECKED_FIRST, TTL, Site, every, only, tally
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
@@ -41,11 +41,11 @@ async def test_a_new_job_is_ready_and_claimable(jobs: JobQueue) -> None:
     assert (await only(jobs)).id == id
 
 
-@pytest.mark.parametrize("payload", PAYLOADS, ids=repr)
-async def test_what_was_enqueued_comes_back_equal(jobs: JobQueue, payload: Any) -> None:
-    await jobs.enqueue(payload)
-    found = (await only(jobs)).payload
-    assert (found, type(found)) == (payload, type(payload))
+async def test_what_was_enqueued_comes_back_equal(jobs: JobQueue) -> None:
+    for payload in PAYLOADS:
+        await jobs.enqueue(payload)
+        found = (await only(jobs)).payload
+        assert (found, type(found)) == (payload, type(payload))
 
 
 async def test_ids_are_made_if_none_is_given(jobs: JobQueue) -> None:
@@ -53,17 +53,17 @@ async def test_ids_are_made_if_none_is_given(jobs: JobQueue) -> None:
     assert len(set(ids)) == 4
 
 
-@pytest.mark.parametrize("id", ["a", "é 😀 {x}:*", "x" * 200, "../..", "1", "a\nb", "%s' OR 1=1; --"])
-async def test_an_id_may_hold_anything_that_utf8_carries(jobs: JobQueue, id: str) -> None:
-    assert await jobs.enqueue(1, job_id=id) == id
-    job = await only(jobs)
-    assert job.id == id
-    await jobs.ack(job)
-    found = await jobs.get(id)
-    assert found is not None
-    assert found.state is JobState.SUCCEEDED
-    await jobs.delete(id)
-    assert await jobs.get(id) is None
+async def test_an_id_may_hold_anything_that_utf8_carries(jobs: JobQueue) -> None:
+    for id in ("a", "é 😀 {x}:*", "x" * 200, "../..", "1", "a\nb", "%s' OR 1=1; --"):
+        assert await jobs.enqueue(1, job_id=id) == id
+        job = await only(jobs)
+        assert job.id == id
+        await jobs.ack(job)
+        found = await jobs.get(id)
+        assert found is not None
+        assert found.state is JobState.SUCCEEDED
+        await jobs.delete(id)
+        assert await jobs.get(id) is None
 
 
 async def test_an_id_can_be_used_once(jobs: JobQueue) -> None:
@@ -226,6 +226,7 @@ async def test_a_job_of_another_queue_is_refused(site: Site) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -256,6 +257,7 @@ async def test_what_a_job_cannot_be_is_refused(jobs: JobQueue, options: dict[str
     assert await tally(jobs) == (0, 0, 0, 0)
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("payload", "place"),
     [(float("nan"), r"\$ is nan"), ({"a": [b""]}, r"\$\.a\[0\] is of type bytes"), ({1: 2}, "the key 1"), ({1}, "set")],

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from conquiet import ConfigError, Job, JobQueue, JobSpec, JobState, LeaseError, Reject, RetryPolicy, StaleLeaseError
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import DELAY, TTL, Site, only, tally
+from tests.contracts.jobs_flavours import CHECKED_FIRST, DELAY, TTL, Site, only, tally
 
 pytestmark = pytest.mark.guarantee
 
@@ -27,61 +27,57 @@ FENCED: Final[dict[str, Call]] = {
 }
 
 
-@pytest.fixture(params=FENCED)
-def call(request: pytest.FixtureRequest) -> Call:
-    return FENCED[request.param]
-
-
-async def refused(jobs: JobQueue, call: Call, job: Job) -> None:
-    """``call`` is stale, and leaves the record as it was, to the last field."""
+async def refused(jobs: JobQueue, job: Job) -> None:
+    """Every fenced call is stale, and leaves the record as it was, to the last field."""
     before = await jobs.get(job.id)
-    with pytest.raises(StaleLeaseError) as caught:
-        await call(jobs, job)
-    assert (caught.value.job_ids, caught.value.queue) == ((job.id,), jobs.name)
-    assert isinstance(caught.value, LeaseError)
-    assert await jobs.get(job.id) == before
+    for name, call in FENCED.items():
+        with pytest.raises(StaleLeaseError) as caught:
+            await call(jobs, job)
+        assert (caught.value.job_ids, caught.value.queue) == ((job.id,), jobs.name), name
+        assert isinstance(caught.value, LeaseError), name
+        assert await jobs.get(job.id) == before, name
 
 
 # --- fencing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_former_owner_says_changes_nothing(jobs: JobQueue, clock: ManualClock, call: Call) -> None:
+async def test_what_a_former_owner_says_changes_nothing(jobs: JobQueue, clock: ManualClock) -> None:
     """spec 5: Fencing: stale lease tokens are rejected; delayed acks/nacks corrupt nothing."""
     await jobs.enqueue(1)
     old = await only(jobs, worker="old")
     clock.advance(TTL + 1)
     new = await only(jobs, worker="new")
-    await refused(jobs, call, old)
+    await refused(jobs, old)
     await jobs.ack(new)
 
 
-async def test_a_token_that_nobody_was_given_is_stale(jobs: JobQueue, call: Call) -> None:
+async def test_a_token_that_nobody_was_given_is_stale(jobs: JobQueue) -> None:
     await jobs.enqueue(1)
     job = await only(jobs)
     for token in (0, job.lease_token - 1, job.lease_token + 1, -1, 2**52):
-        await refused(jobs, call, replace(job, lease_token=token))
+        await refused(jobs, replace(job, lease_token=token))
     await jobs.heartbeat(job)
 
 
-async def test_a_claim_that_the_store_has_forgotten_is_stale_by_whatever_token(jobs: JobQueue, call: Call) -> None:
+async def test_a_claim_that_the_store_has_forgotten_is_stale_by_whatever_token(jobs: JobQueue) -> None:
     """Two claims have the same token if the store lost the first, and its clock went back besides."""
     await jobs.enqueue(1)
     job = await only(jobs)
     for claim_id in ("", "0" * 16):
-        await refused(jobs, call, replace(job, claim_id=claim_id))
+        await refused(jobs, replace(job, claim_id=claim_id))
     await jobs.heartbeat(job)
 
 
-async def test_what_nobody_claimed_cannot_be_settled(jobs: JobQueue, call: Call) -> None:
+async def test_what_nobody_claimed_cannot_be_settled(jobs: JobQueue) -> None:
     """spec 5: Ack, Nack: precondition: job status is InFlight. A job without a lease."""
     await jobs.enqueue(1, job_id="a")
     job = await jobs.get("a")
     assert job is not None
-    await refused(jobs, call, job)
+    await refused(jobs, job)
 
 
 @pytest.mark.parametrize("end", ["ack", "nack", "cancel", "release", "retry"])
-async def test_what_is_not_in_flight_cannot_be_settled(jobs: JobQueue, call: Call, end: str) -> None:
+async def test_what_is_not_in_flight_cannot_be_settled(jobs: JobQueue, end: str) -> None:
     """spec 5: Fencing: all state transitions from InFlight require a valid lease token, and that it is InFlight."""
     await jobs.enqueue(1, job_id="a", max_retries=1 if end == "retry" else 0)
     job = await only(jobs)
@@ -93,7 +89,7 @@ async def test_what_is_not_in_flight_cannot_be_settled(jobs: JobQueue, call: Cal
         await jobs.release(job)
     else:
         assert await jobs.cancel("a")
-    await refused(jobs, call, job)
+    await refused(jobs, job)
 
 
 async def test_a_heartbeat_after_the_ack_does_not_bring_the_job_back(jobs: JobQueue) -> None:
@@ -105,27 +101,28 @@ async def test_a_heartbeat_after_the_ack_does_not_bring_the_job_back(jobs: JobQu
     assert await tally(jobs) == (0, 0, 1, 0)
 
 
-async def test_what_is_not_there_cannot_be_settled(jobs: JobQueue, call: Call) -> None:
+async def test_what_is_not_there_cannot_be_settled(jobs: JobQueue) -> None:
     await jobs.enqueue(1, job_id="a")
     job = await only(jobs)
     await jobs.cancel("a")
     await jobs.delete("a")
-    with pytest.raises(StaleLeaseError):
-        await call(jobs, job)
-    assert await jobs.get("a") is None
+    for call in FENCED.values():
+        with pytest.raises(StaleLeaseError):
+            await call(jobs, job)
+        assert await jobs.get("a") is None
     assert await tally(jobs) == (0, 0, 0, 0)
 
 
-async def test_the_token_of_a_former_job_of_that_id_is_stale(jobs: JobQueue, call: Call) -> None:
+async def test_the_token_of_a_former_job_of_that_id_is_stale(jobs: JobQueue) -> None:
     """Also once the new one is claimed: an ID may be used again, a token may not."""
     await jobs.enqueue(1, job_id="a")
     old = await only(jobs)
     await jobs.cancel("a")
     await jobs.delete("a")
     await jobs.enqueue(2, job_id="a")
-    await refused(jobs, call, old)
+    await refused(jobs, old)
     assert (await only(jobs)).payload == 2
-    await refused(jobs, call, old)
+    await refused(jobs, old)
 
 
 async def test_every_claim_has_a_higher_token(jobs: JobQueue, clock: ManualClock) -> None:
@@ -197,6 +194,7 @@ async def test_the_current_token_is_accepted(jobs: JobQueue, clock: ManualClock,
     assert len(after.failures) == (1 if what == "ack" else 2)
 
 
+@pytest.mark.parametrize("call", FENCED.values(), ids=FENCED)
 async def test_the_token_decides_and_not_the_clock(jobs: JobQueue, clock: ManualClock, call: Call) -> None:
     """A late word counts while nobody has taken over."""
     await jobs.enqueue(1, job_id="a")
@@ -384,6 +382,7 @@ async def test_the_defaults_of_a_queue(site: Site) -> None:
     assert queue.retry.backoff.kind == "full_jitter"
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from conquiet import ConfigError, Job, JobQueue, JobState, Reject, Retry
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import DELAY, Recorder, Site, serving, tally
+from tests.contracts.jobs_flavours import CHECKED_FIRST, DELAY, Recorder, Site, serving, tally
 from tests.jobs.working import AT_ONCE
 from tests.rigs.waiting import LONG, eventually
 
@@ -173,6 +173,7 @@ async def test_an_execution_timeout_fails_the_try(site: Site, jobs: JobQueue) ->
     assert "took longer than 0.1 seconds" in (job.last_error or "")
 
 
+@CHECKED_FIRST
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conquiet.errors import ConfigError, Reject, Retry
 from conquiet.jobs.job import Job, JobState
@@ -209,11 +211,16 @@ def test_small_claims_take_turns(count: int) -> None:
     assert of_retries + of_oldest <= count * turns // 2
 
 
-@pytest.mark.parametrize("count", range(1, 40))
-@pytest.mark.parametrize("turn", range(12))
+@given(count=st.integers(1, 10_000), turn=st.integers(0, 10_000))
 def test_shares_never_take_all_the_places(count: int, turn: int) -> None:
     share = shares(count, turn)
     assert 0 <= share.retries + share.oldest <= max(count - 1, 1)
+
+
+def test_shares_of_small_claims_never_take_all_the_places() -> None:
+    """Where the rounding matters, at each turn."""
+    small = [(count, turn, shares(count, turn)) for count in range(1, 40) for turn in range(12)]
+    assert [one for one in small if not 0 <= one[2].retries + one[2].oldest <= max(one[0] - 1, 1)] == []
 
 
 # --- the policies themselves ------------------------------------------------------------------------------------------

@@ -55,19 +55,18 @@ async def link(proxy: Proxy) -> AsyncIterator[Connections]:
 # --- the files --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_includes_are_all_resolved(name: str) -> None:
-    assert "--#include" not in Script.named(name).text
+def test_includes_are_all_resolved() -> None:
+    assert [name for name in SCRIPTS if "--#include" in Script.named(name).text] == []
 
 
 def test_an_include_is_replaced_by_the_fragment() -> None:
     assert TEXTS["clock"] in Script.named("lease_renew").text
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_each_script_says_what_it_takes_and_gives(name: str) -> None:
+def test_each_script_says_what_it_takes_and_gives() -> None:
     words = ["KEYS", "ARGV", "RETURNS", "MEMORY"]
-    assert re.findall(rf"^-- ({'|'.join(words)})\b", TEXTS[name], re.MULTILINE) == words
+    heads = {name: re.findall(rf"^-- ({'|'.join(words)})\b", TEXTS[name], re.MULTILINE) for name in SCRIPTS}
+    assert {name: head for name, head in heads.items() if head != words} == {}
 
 
 def test_each_script_is_used_and_each_fragment_included() -> None:
@@ -78,27 +77,32 @@ def test_each_script_is_used_and_each_fragment_included() -> None:
     assert set(included) == FRAGMENTS
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-async def test_every_server_compiles_each_script_to_the_hash_that_is_sent(name: str, link: Connections) -> None:
-    found = Script.named(name)
-    assert await link.call("any", pack("SCRIPT", "LOAD", found.text)) == found.sha.encode()
+async def test_every_server_compiles_each_script_to_the_hash_that_is_sent(link: Connections) -> None:
+    scripts = {name: Script.named(name) for name in SCRIPTS}
+    hashes = {name: await link.call("any", pack("SCRIPT", "LOAD", found.text)) for name, found in scripts.items()}
+    assert hashes == {name: found.sha.encode() for name, found in scripts.items()}
 
 
 # --- when memory is full ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_each_script_says_what_it_is_when_memory_is_full_and_its_first_write_makes_it_so(name: str) -> None:
+def test_each_script_says_what_it_is_when_memory_is_full_and_its_first_write_makes_it_so() -> None:
+    assert {name: kind_of(name) for name in SCRIPTS if kind_of(name) not in KINDS} == {}
+    silent = [
+        name for name in SCRIPTS if kind_of(name) != "reads" and f"-- MEMORY {kind_of(name)}: " not in TEXTS[name]
+    ]
+    assert silent == [], "they do not say why"
+    assert {name: writes_of(name) for name in SCRIPTS if not _begins_as_it_says(name)} == {}
+
+
+def _begins_as_it_says(name: str) -> bool:
     kind, writes = kind_of(name), writes_of(name)
-    assert kind in KINDS
-    assert f"-- MEMORY {kind}: " in TEXTS[name] or kind == "reads", "it does not say why"
     if kind == "reads":
-        assert writes == ()
-    elif kind == "adds":
-        assert writes[0] in REFUSED or writes[0].startswith("stop_when_full")
-        assert "go_on_when_full" not in writes
-    else:
-        assert writes[0] == "go_on_when_full"
+        return writes == ()
+    if kind == "adds":
+        refuses = writes[0] in REFUSED or writes[0].startswith("stop_when_full")
+        return refuses and "go_on_when_full" not in writes
+    return writes[0] == "go_on_when_full"
 
 
 async def test_the_server_refuses_what_is_taken_for_refused_and_nothing_else(link: Connections) -> None:
