@@ -18,9 +18,8 @@ from conquiet.spark.options import Place
 from conquiet.spark.rows import Layout, Unfit, are_json, as_texts, by_type
 from conquiet.sync._portal import call
 from conquiet.topics.format.partitioner import NAMED
+from conquiet.topics.outside import Site, Topic
 from conquiet.topics.produce.once import CHUNK, CHUNK_BYTES, Appended, Appender, Chunk, Write, begin, forget
-from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import Topic
 
 __all__ = ["TaskWriter", "done_with", "say", "totals", "write_batches", "write_rows"]
 

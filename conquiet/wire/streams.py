@@ -23,7 +23,6 @@ __all__ = [
     "pack",
     "pending_of",
     "pending_summary_of",
-    "position",
     "read_entries_of",
     "streams_of",
     "xack",
@@ -155,12 +154,6 @@ class PendingSummary:
     first_id: str | None
     last_id: str | None
     consumers: tuple[tuple[str, int], ...]
-
-
-def position(id: str) -> tuple[int, int]:
-    """An entry's ID as numbers, which compare as the entries do."""
-    milliseconds, _, number = id.partition("-")
-    return int(milliseconds or 0), int(number or 0)
 
 
 def streams_of(reply: Reply) -> list[str]:

@@ -24,7 +24,7 @@ from conquiet.errors import ConfigError, QueueError, TopicFullError
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
-from conquiet.topics.operate import retention
+from conquiet.topics.server import retention
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.parser import Reply

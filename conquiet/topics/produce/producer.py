@@ -16,9 +16,9 @@ from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import ProducerMetrics, producer_metrics
 from conquiet.topics.format import envelope
 from conquiet.topics.format.partitioner import NAMED, Partitioner, checked
-from conquiet.topics.operate import growth, retention
 from conquiet.topics.options import BrokerOptions
 from conquiet.topics.produce.batching import Destination, Packing, Run, now_ms
+from conquiet.topics.server import growth, retention
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
 from conquiet.wire.parser import Reply
