@@ -28,8 +28,6 @@ __all__ = [
     "xack",
     "xadd",
     "xadd_head",
-    "xadd_message",
-    "xadd_message_head",
     "xclaim",
     "xgroup_create",
     "xinfo_groups",
@@ -61,22 +59,6 @@ def xadd_head(stream: str, field: bytes) -> bytes:
 def xadd(head: bytes, value: bytes) -> bytes:
     """The ``XADD`` that ``head`` begins; put together by hand, three times as fast as packing it whole."""
     return b"%b$%d\r\n%b\r\n" % (head, len(value), value)
-
-
-def xadd_message_head(stream: str, fields: int) -> bytes:
-    """The beginning of an ``XADD`` of so many fields, of which the first is ``payload``: the same for each entry."""
-    words = 3 + 2 * fields
-    key = stream.encode()
-    return b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$7\r\npayload\r\n" % (words, len(key), key)
-
-
-def xadd_message(head: bytes, payload: bytes, timestamp: bytes, key: bytes | None) -> bytes:
-    """The ``XADD`` that ``head`` begins, of a payload, a timestamp and perhaps a key; as :func:`xadd`, by hand."""
-    if key is None:
-        words = (head, len(payload), payload, len(timestamp), timestamp)
-        return b"%b$%d\r\n%b\r\n$9\r\ntimestamp\r\n$%d\r\n%b\r\n" % words
-    full = (head, len(payload), payload, len(timestamp), timestamp, len(key), key)
-    return b"%b$%d\r\n%b\r\n$9\r\ntimestamp\r\n$%d\r\n%b\r\n$3\r\nkey\r\n$%d\r\n%b\r\n" % full
 
 
 def xgroup_create(stream: str, group: str, start: str) -> bytes:
