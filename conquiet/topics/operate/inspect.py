@@ -11,7 +11,7 @@ from typing import Literal
 from conquiet.kit.entry_ids import BEGINNING, moment, order
 from conquiet.topics.options import Retention
 from conquiet.topics.server import group as groups
-from conquiet.topics.server.group import GroupLook, count_after
+from conquiet.topics.server.group import GroupLook, MemberInfo, PartitionInfo, count_after
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
 
@@ -19,26 +19,10 @@ __all__ = [
     "Counting",
     "GroupInfo",
     "GroupPartition",
-    "MemberInfo",
-    "PartitionInfo",
     "TopicInfo",
     "describe_group",
     "describe_topic",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    """One partition. ``delayed`` messages are not in the stream yet; ``dropped`` were lost to ``on_full="drop"``."""
-
-    index: int
-    stream: str
-    length: int
-    first_id: str | None
-    last_id: str | None
-    delayed: int
-    trimmed_below: str | None
-    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +45,6 @@ class TopicInfo:
     dead_letters: int
     legacy: bool
     by_partition: tuple[PartitionInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
-    """A live consumer of a group: its configured ``name``, its unique ``id``, and when it was last heard of."""
-
-    name: str
-    id: str
-    heartbeat_at: dt.datetime
-    heartbeat_age: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +100,7 @@ class Counting:
 async def describe_topic(site: Site, topic: Topic) -> TopicInfo:
     """The topic as it is now; partitions are looked at one after the other, so the sums are not of one moment."""
     looks = await groups.look_at_all(site, topic)
-    parts = tuple(
-        PartitionInfo(
-            index,
-            look.stream,
-            look.length,
-            look.first_id,
-            look.last_id,
-            look.delayed,
-            look.trimmed_below,
-            look.dropped,
-        )
-        for index, look in enumerate(looks)
-    )
+    parts = tuple(look.info for look in looks)
     ids = sorted((id for part in parts for id in (part.first_id, part.last_id) if id is not None), key=order)
     return TopicInfo(
         topic.name,
@@ -162,10 +124,10 @@ async def describe_group(site: Site, topic: Topic, group: str, counting: Countin
 
     Within ``counting`` a lag may be too low: it is what was counted until then.
     """
-    heard, looks = await asyncio.gather(groups.members_of(site, topic, group), groups.look_at_group(site, topic, group))
+    asked = groups.members_of(site, topic, group), groups.look_at_group(site, topic, group)
+    members, looks = await asyncio.gather(*asked)
     if not any(look.exists for look in looks):
         await groups.existing_group(site, topic, group)
-    members = [MemberInfo(_name(one.id), one.id, moment(one.at), max(one.age, 0) / 1000) for one in heard]
     counting = Counting() if counting is None else counting
     pairs = zip(topic.streams(site.keys), looks, strict=True)
     lags = await asyncio.gather(*(_lag(site, stream, look, counting) for stream, look in pairs))
@@ -192,7 +154,7 @@ def _group_partition(index: int, look: GroupLook, lag: int, beats: dict[str, dt.
         lag,
         look.pending,
         look.delivered,
-        None if owner is None else _name(owner),
+        None if owner is None else groups.name_of(owner),
         owner,
         look.epoch,
         None if owner is None else moment(look.until),
@@ -215,8 +177,3 @@ async def _lag(site: Site, stream: str, look: GroupLook, counting: Counting) -> 
     read, counted_to = await count_after(site, stream, BEGINNING, look.delivered, counting.limit)
     counting.done += read
     return max(lag, await site.ask("XLEN", stream) - read) if counted_to == look.delivered else lag
-
-
-def _name(member: str) -> str:
-    """The configured name of a consumer."""
-    return member.partition("#")[0]

@@ -12,8 +12,9 @@ from conquiet.kit.entry_ids import BEGINNING, after, order
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.pace import Pace
+from conquiet.topics.server.pace import paged
 from conquiet.topics.server.topics import Topic
+from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import Entry
 
@@ -78,19 +79,14 @@ async def pages(site: Site, stream: str, since: str, until: str, count: int) -> 
 async def _fetch(
     site: Site, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
 ) -> None:
-    pace = Pace(count)
+    async def ask(*words: str) -> Reply:
+        return await patiently(site.clock, partial(site.ask, *words))
+
     try:
-        while True:
-            asked = pace.count
-            question = partial(site.ask, "XRANGE", stream, f"({since}", until, "COUNT", asked)
-            page: list[Entry] = await patiently(site.clock, question)
+        async for page in paged(ask, stream, f"({since}", until, count):
             if page:
-                since = page[-1][0].decode()
                 await fetched.put(page)
-            if len(page) < asked:
-                await fetched.put([])
-                return
-            pace.saw(page)
+        await fetched.put([])
     except Exception as error:
         await fetched.put(error)
 

@@ -11,18 +11,14 @@ This is the door of Spark's writers: rows become entries as those of ``send_batc
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any, Final
 
-import msgspec
-
-from conquiet.errors import ConfigError
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
@@ -32,6 +28,7 @@ from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import retention, writes
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
+from conquiet.topics.server.writes import Chunk, Write, begin, forget
 
 __all__ = ["CHUNK", "Appended", "Appender", "Chunk", "Cutter", "Write", "begin", "forget"]
 
@@ -43,22 +40,6 @@ _TRIM_EVERY: Final = 5_000
 _NAMES: Final = 100_000
 """Keys and IDs whose partitions are not computed again."""
 _NOTHING: Final = ord("0")
-
-_pack: Final = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One batch of a write. ``goes_on`` says that batches follow; ``by_id`` that rows are known by their IDs."""
-
-    name: str
-    batch: int = 0
-    by_id: bool = False
-    goes_on: bool = False
-
-    def known_as(self, topic: Topic) -> str:
-        """Its name in the keys of ``topic``; another one if that is deleted and made again, for then it is empty."""
-        return f"{self.name}@{topic.created_ms}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +55,7 @@ class Appended:
         return Appended(self.rows + other.rows, self.repeated + other.repeated, self.differing + other.differing)
 
 
-async def begin(site: Site, topic: Topic, write: Write) -> int:
-    """Begin a batch, or join it; its number of partitions, which the first task has fixed."""
-    names = (topic, write.known_as(topic), write.batch)
-    status, about = await writes.begin(site, *names, by_id=write.by_id, goes_on=write.goes_on)
-    which = f"batch {write.batch} of the write {write.name!r} to topic {topic.name!r}"
-    if status == b"EXPIRED":
-        raise ConfigError(f"{which} was begun more than 7 days ago: what it wrote is not remembered any more")
-    if status == b"OVERTAKEN":
-        raise ConfigError(f"{which} cannot be repeated: batch {about.decode()} has begun since")
-    if status == b"OTHERWISE":
-        how = "without IDs, and cannot be repeated with" if write.by_id else "with IDs, and cannot be repeated without"
-        raise ConfigError(f"{which} was begun {how} them")
-    return int(about)
-
-
-async def forget(site: Site, topic: Topic, write: Write, partitions: int) -> None:
-    """The write is done and will not be repeated: remember it for an hour only, for tasks that write on."""
-    await writes.forget(site, topic, write.known_as(topic), write.batch, partitions)
-
-
 # --- into chunks ------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Rows for one partition, in order: for each a digit that tells what it has, and its values."""
-
-    partition: int
-    number: int
-    """Its place among the chunks of the same part and partition."""
-    kinds: bytearray = field(default_factory=bytearray)
-    values: list[str] = field(default_factory=list[str])
-    size: int = 0
-
-    def packed(self) -> tuple[bytes, bytes]:
-        """The values as one, in MessagePack, and a digest, which is the same for the same rows only."""
-        packed = _pack(self.values)
-        return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
 
 
 class Cutter:
@@ -262,12 +206,8 @@ class Appender:
         return Appended(count, rows - count, count if status == b"DIFFERS" else 0)
 
     async def _sent(self, chunk: Chunk) -> list[Any]:
-        write, topic, (packed, digest) = self._write, self._topic, chunk.packed()
-        place = ("", b"") if write.by_id else (f"{self._part}:{chunk.number}", digest)
-        rows = writes.Rows(chunk.partition, *place, bytes(chunk.kinds), packed)
-        forgets = write.goes_on and chunk.number == 0
-        call = writes.append_rows(self._site, topic, write.known_as(topic), write.batch, rows, forgets)
+        topic, stream = self._topic, self._topic.stream(self._site.keys, chunk.partition)
+        call = writes.append_rows(self._site, topic, self._write, self._part, chunk)
         again = partial(_log.warning, "topic %r, partition %d: sent again: %s", topic.name, chunk.partition)
-        stream = topic.stream(self._site.keys, chunk.partition)
         reply: list[Any] = await patiently(self._site.clock, partial(self._site.run, stream, call), again)
         return reply

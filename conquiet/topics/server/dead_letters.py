@@ -13,7 +13,7 @@ from conquiet.kit.chunks import by_number, by_size
 from conquiet.kit.ids import incarnation
 from conquiet.message import DATA
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.pace import Pace
+from conquiet.topics.server.pace import Pace, paged
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.keys import name
 from conquiet.wire.scripts import Script
@@ -215,15 +215,8 @@ async def pages(
     site: Site, topic: Topic, start: str, end: str, group: str | None = None, size: int = PAGE
 ) -> AsyncIterator[list[DeadLetter]]:
     """The dead letters from ``start`` to ``end``, of ``group`` if one is given, in pages that may be empty."""
-    key, pace = site.keys.dead_letters(topic.name), Pace(size)
-    while True:
-        asked = pace.count
-        found = entries_of(await site.ask("XRANGE", key, start, end, "COUNT", asked))
-        yield [letter for letter in (_letter(topic, entry) for entry in found) if group in (None, letter.group)]
-        if len(found) < asked:
-            return
-        pace.saw(found)
-        start = f"({found[-1][0].decode()}"
+    async for page in paged(site.ask, site.keys.dead_letters(topic.name), start, end, size):
+        yield [letter for letter in (_letter(topic, entry) for entry in page) if group in (None, letter.group)]
 
 
 async def letters_of(site: Site, topic: Topic, ids: Iterable[str], group: str | None = None) -> list[DeadLetter]:

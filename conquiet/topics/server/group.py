@@ -9,6 +9,7 @@ partitions first, and then asks whether more are announced. So one of the two fi
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Final
 from conquiet.errors import ConfigError
 from conquiet.kit import codec
 from conquiet.kit.chunks import by_number
-from conquiet.kit.entry_ids import BEGINNING
+from conquiet.kit.entry_ids import BEGINNING, moment
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.groups import create_group, is_group_there
@@ -25,7 +26,8 @@ from conquiet.wire.scripts import Script
 
 __all__ = [
     "GroupLook",
-    "Heard",
+    "MemberInfo",
+    "PartitionInfo",
     "PartitionLook",
     "call_members",
     "count_after",
@@ -38,6 +40,7 @@ __all__ = [
     "look_at_all",
     "look_at_group",
     "members_of",
+    "name_of",
     "on_every_partition",
 ]
 
@@ -62,35 +65,41 @@ _EXTEND: Final = Script.named("group_extend")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLook:
-    """A partition as the server knows it. ``end`` is the last ID that it ever gave."""
+class PartitionInfo:
+    """One partition. ``delayed`` messages are not in the stream yet; ``dropped`` were lost to ``on_full="drop"``."""
 
+    index: int
     stream: str
     length: int
     first_id: str | None
     last_id: str | None
-    end: str
     delayed: int
     trimmed_below: str | None
     dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLook:
+    """A partition, the last ID that it ever gave, its groups, and those whose deletion left a lease behind."""
+
+    info: PartitionInfo
+    end: str
     groups: frozenset[bytes]
     deleted_groups: frozenset[bytes]
-    """Groups that were deleted and left a lease behind."""
 
 
-async def look_at(site: Site, stream: str) -> PartitionLook:
+async def look_at(site: Site, stream: str, index: int = 0) -> PartitionLook:
     """What there is to know of one partition."""
     reply = await site.run(stream, _LOOK([stream, site.keys.delayed(stream), site.keys.trim(stream)]))
     length, first, last, end, delayed, trimmed, dropped, groups, deleted = reply
-    ids = _id(first), _id(last), end.decode()
-    return PartitionLook(
-        stream, length, *ids, delayed, _id(trimmed), int(dropped), frozenset(groups), frozenset(deleted)
-    )
+    info = PartitionInfo(index, stream, length, _id(first), _id(last), delayed, _id(trimmed), int(dropped))
+    return PartitionLook(info, end.decode(), frozenset(groups), frozenset(deleted))
 
 
 async def look_at_all(site: Site, topic: Topic) -> list[PartitionLook]:
     """What there is to know of each partition."""
-    return await asyncio.gather(*(look_at(site, stream) for stream in topic.streams(site.keys)))
+    streams = enumerate(topic.streams(site.keys))
+    return await asyncio.gather(*(look_at(site, stream, index) for index, stream in streams))
 
 
 async def group_names(site: Site, topic: Topic, looks: Iterable[PartitionLook] | None = None) -> list[str]:
@@ -144,23 +153,30 @@ async def _look_at_group(site: Site, stream: str, group: str) -> GroupLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A live member, when its last heartbeat was, and how long ago that is, both in milliseconds."""
+class MemberInfo:
+    """A live consumer of a group: its configured ``name``, its unique ``id``, and when it was last heard of."""
 
+    name: str
     id: str
-    at: int
-    age: int
+    heartbeat_at: dt.datetime
+    heartbeat_age: float
 
 
-async def members_of(site: Site, topic: Topic, group: str) -> list[Heard]:
+async def members_of(site: Site, topic: Topic, group: str) -> list[MemberInfo]:
     """The members whose last heartbeat is not too old."""
     keys = [site.keys.members(topic.name, group), site.keys.members_info(topic.name, group)]
     now, *rest = await site.run(keys[0], _MEMBERS(keys, site.clock.offset_ms))
-    rows = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-    heard = [
-        (Heard(id.decode(), int(float(at)), int(now) - int(float(at))), codec.decode(about)) for id, at, about in rows
-    ]
-    return [member for member, about in heard if member.age <= about.get("ttl_ms", _TTL_MS)]
+    found = list[MemberInfo]()
+    for member, beat, about in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        at, id = int(float(beat)), member.decode()
+        if int(now) - at <= codec.decode(about).get("ttl_ms", _TTL_MS):
+            found.append(MemberInfo(name_of(id), id, moment(at), max(int(now) - at, 0) / 1000))
+    return found
+
+
+def name_of(member: str) -> str:
+    """The configured name of a consumer."""
+    return member.partition("#")[0]
 
 
 async def live_members(site: Site, topic: Topic, group: str) -> list[str]:

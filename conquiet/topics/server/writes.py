@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, cast
+from dataclasses import dataclass, field
+from typing import Final
 
-from conquiet.errors import TopicFullError
+import msgspec
+
+from conquiet.errors import ConfigError, TopicFullError
 from conquiet.topics.format import envelope
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call, Script
 
-__all__ = ["Rows", "Window", "append", "append_rows", "begin", "delay", "forget", "full"]
+__all__ = ["Chunk", "Window", "Write", "append", "append_rows", "begin", "delay", "forget", "full"]
 
 _DAY_MS: Final = 86_400_000
 _REPEATABLE_MS: Final = 7 * _DAY_MS
@@ -25,6 +28,7 @@ _APPEND: Final = Script.named("append")
 _DELAY: Final = Script.named("delay")
 _ROWS: Final = Script.named("append_rows")
 _BEGIN: Final = Script.named("write_begin")
+_pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def full(topic: Topic, partition: int, holds: str) -> TopicFullError:
@@ -79,49 +83,74 @@ async def delay(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows for one partition. ``place`` is what they are known by as a whole, or ``""`` if each has an ID."""
+class Write:
+    """One batch of a write. ``goes_on`` says that batches follow; ``by_id`` that rows are known by their IDs."""
+
+    name: str
+    batch: int = 0
+    by_id: bool = False
+    goes_on: bool = False
+
+    def known_as(self, topic: Topic) -> str:
+        """Its name in the keys of ``topic``; another one if that is deleted and made again, for then it is empty."""
+        return f"{self.name}@{topic.created_ms}"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows for one partition, in order: for each a digit that tells what it has, and its values."""
 
     partition: int
-    place: str
-    digest: bytes
-    kinds: bytes
-    """A digit a row: what it has, as :mod:`conquiet.topics.format.envelope` numbers it."""
-    packed: bytes
+    number: int
+    """Its place among the chunks of the same part and partition."""
+    kinds: bytearray = field(default_factory=bytearray)
+    values: list[str] = field(default_factory=list[str])
+    size: int = 0
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """The values as one, in MessagePack, and a digest, which is the same for the same rows only."""
+        packed = _pack(self.values)
+        return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
 
 
-def append_rows(site: Site, topic: Topic, name: str, batch: int, rows: Rows, forgets: bool) -> Call:
-    """Append rows, unless they are there: ``OK``, ``AGAIN`` or ``DIFFERS`` with how many rows were appended and how
-    many unfinished entries were dropped, or ``FULL``.
+def append_rows(site: Site, topic: Topic, write: Write, part: int, chunk: Chunk) -> Call:
+    """Append rows, unless they are there.
 
-    ``forgets``: what the batch before has written is remembered for an hour only.
+    Replies ``OK``, ``AGAIN`` or ``DIFFERS`` with how many rows were appended and how many unfinished entries were
+    dropped, or ``FULL``.
     """
-    stream = topic.stream(site.keys, rows.partition)
-    written = site.keys.written
+    keys, stream = site.keys, topic.stream(site.keys, chunk.partition)
+    name, (values, digest) = write.known_as(topic), chunk.packed()
+    written = [keys.written(stream, name, batch) for batch in (write.batch, write.batch - 1)]
+    place = ("", "") if write.by_id else (f"{part}:{chunk.number}", digest)
+    forget = _AFTER_NEXT_MS if write.goes_on and chunk.number == 0 else ""
     return _ROWS(
-        [stream, written(stream, name, batch), written(stream, name, batch - 1), site.keys.trim(stream)],
-        site.clock.offset_ms,
-        rows.place,
-        rows.digest,
-        _REMEMBERED_MS,
-        _AFTER_NEXT_MS if forgets else "",
-        *_bound(topic),
-        envelope.now_ms(),
-        rows.kinds,
-        rows.packed,
+        [stream, *written, keys.trim(stream)],
+        *(site.clock.offset_ms, *place, _REMEMBERED_MS, forget, *_bound(topic)),
+        *(envelope.now_ms(), bytes(chunk.kinds), values),
     )
 
 
-async def begin(site: Site, topic: Topic, name: str, batch: int, *, by_id: bool, goes_on: bool) -> tuple[bytes, bytes]:
-    """Begin a batch of a write, or join it: ``OK`` and its number of partitions, or why it cannot be written."""
-    key = site.keys.write(topic.name, name)
-    until, known_by = "" if goes_on else _REMEMBERED_MS, "ids" if by_id else "order"
-    call = _BEGIN([key], site.clock.offset_ms, batch, topic.partitions, _REPEATABLE_MS, until, known_by)
-    return cast("tuple[bytes, bytes]", await site.run(key, call))
+async def begin(site: Site, topic: Topic, write: Write) -> int:
+    """Begin a batch, or join it; its number of partitions, which the first task has fixed."""
+    key = site.keys.write(topic.name, write.known_as(topic))
+    until, known_by = "" if write.goes_on else _REMEMBERED_MS, "ids" if write.by_id else "order"
+    call = _BEGIN([key], site.clock.offset_ms, write.batch, topic.partitions, _REPEATABLE_MS, until, known_by)
+    status, about = await site.run(key, call)
+    which = f"batch {write.batch} of the write {write.name!r} to topic {topic.name!r}"
+    if status == b"EXPIRED":
+        raise ConfigError(f"{which} was begun more than 7 days ago: what it wrote is not remembered any more")
+    if status == b"OVERTAKEN":
+        raise ConfigError(f"{which} cannot be repeated: batch {about.decode()} has begun since")
+    if status == b"OTHERWISE":
+        how = "without IDs, and cannot be repeated with" if write.by_id else "with IDs, and cannot be repeated without"
+        raise ConfigError(f"{which} was begun {how} them")
+    return int(about)
 
 
-async def forget(site: Site, topic: Topic, name: str, batch: int, partitions: int) -> None:
-    """Remember a batch of a write for an hour only."""
-    streams = (topic.stream(site.keys, partition) for partition in range(partitions))
-    for key in (*(site.keys.written(stream, name, batch) for stream in streams), site.keys.write(topic.name, name)):
+async def forget(site: Site, topic: Topic, write: Write, partitions: int) -> None:
+    """The write is done and will not be repeated: remember it for an hour only, for tasks that write on."""
+    keys, name = site.keys, write.known_as(topic)
+    streams = (topic.stream(keys, partition) for partition in range(partitions))
+    for key in (*(keys.written(stream, name, write.batch) for stream in streams), keys.write(topic.name, name)):
         await site.ask("PEXPIRE", key, _AFTER_NEXT_MS)
