@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -228,20 +229,12 @@ def done_with(place: Place, write: Write) -> None:
     """Remember a write that succeeded for an hour only. That this may fail does not make a failure of the write."""
     try:
         with connected(place) as site:
-            call(_forget, site, place, write)
+            topic = call(find, site, place)
+            call(forget, site, topic, write, topic.partitions)
     except ConquietError as error:
         _log.warning("topic %r: what was written is remembered for 8 days: %s", place.topic, error)
 
 
-async def _forget(site: Site, place: Place, write: Write) -> None:
-    topic = await find(site, place)
-    await forget(site, topic, write, topic.partitions)
-
-
 def totals(messages: Iterable[Any]) -> Mapping[str, int]:
     """What the tasks of a write have told, added up."""
-    total = Appended()
-    for message in messages:
-        if message is not None:
-            total += message.done
-    return {"rows": total.rows, "repeated": total.repeated, "differing": total.differing}
+    return asdict(sum((message.done for message in messages if message is not None), Appended()))

@@ -159,7 +159,7 @@ class Registry:
         asked = self._site.clock.monotonic()
         now, *meta = await self._site.run(key, _LOOK([key], self._site.clock.offset_ms))
         if meta:
-            return self._topic(topic, meta, int(now), asked)
+            return _topic_of(topic, meta, int(now), asked)
         bare = self._site.keys.bare(topic)
         kind = await self._site.ask("TYPE", bare)
         return Topic(bare, 1, legacy=True) if kind == b"stream" else None
@@ -190,7 +190,7 @@ class Registry:
         call = _CREATE([key], clock.offset_ms, topic.partitions, topic.partitioner, policies, since, *spark)
         now, *meta = await self._site.run(key, call)
         self.forget(topic.name)
-        found = self._topic(topic.name, meta, int(now), asked)
+        found = _topic_of(topic.name, meta, int(now), asked)
         await self.enlist(found)
         return found
 
@@ -223,15 +223,17 @@ class Registry:
         if await site.ask("SCARD", listed) != topic.partitions:
             await site.ask("SADD", listed, *topic.streams(site.keys))
 
-    def _topic(self, topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
-        fields = dict(zip(meta[::2], meta[1::2], strict=True))
-        try:
-            return _topic_of(topic, fields, now, asked)
-        except (AttributeError, KeyError, TypeError, *codec.UNREADABLE) as error:
-            raise QueueError(f"the meta of topic {topic!r} cannot be read: {error!r}") from error
+
+def _topic_of(topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
+    """The topic that its meta describes; ``now`` is the server's time at the local time ``asked``."""
+    fields = dict(zip(meta[::2], meta[1::2], strict=True))
+    try:
+        return _read(topic, fields, now, asked)
+    except (AttributeError, KeyError, TypeError, *codec.UNREADABLE) as error:
+        raise QueueError(f"the meta of topic {topic!r} cannot be read: {error!r}") from error
 
 
-def _topic_of(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float) -> Topic:
+def _read(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float) -> Topic:
     policies = codec.decode(fields.get(b"policies", b"{}"))
     growth = codec.decode(fields.get(b"growth", b"[]"))
     effective = fields.get(b"effectiveAt")
