@@ -59,11 +59,12 @@ def pipeline(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Style, async pitfalls, and the directions of the house."""
+    """Style, async pitfalls, the directions of the house, and no eight equal lines in two modules."""
     environment = Environment(session)
     environment.run("ruff", "check", *CODE)
     environment.run("ruff", "format", "--check", *CODE)
     environment.run("lint-imports")
+    environment.run("pylint", "conquiet")
 
 
 @nox.session(venv_backend="none")

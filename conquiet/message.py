@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, cast, final
 
 from conquiet.errors import MalformedMessageError
-from conquiet.kit import codec
+from conquiet.kit import codec, entry_ids
 
 __all__ = ["DATA", "EntryId", "Message", "Outgoing", "QueueMessage"]
 
@@ -209,7 +209,7 @@ class Message:
             # Where conquiet's own producers put it, or wherever else.
             return int(entry[3] if len(entry) > 3 and entry[2] == b"timestamp" else self.fields[b"timestamp"])
         except (KeyError, ValueError):
-            return int(self.id.partition("-")[0])
+            return entry_ids.order(self.id)[0]
 
     @property
     def original_id(self) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from conquiet.balance.ledger import Given, Ledger
 from conquiet.errors import ConfigError, QueueError, StreamNotOwnedError
-from conquiet.kit import rules
+from conquiet.kit import entry_ids, rules
 from conquiet.message import QueueMessage
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.lease import Lease
@@ -18,7 +17,6 @@ __all__ = ["StreamLease"]
 
 _PAGE: Final = 100
 _WAIT_MS: Final = 5_000
-_ID: Final = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 
 class StreamLease:
@@ -107,7 +105,7 @@ class StreamLease:
         id = message.id if isinstance(message, QueueMessage) else message
         if isinstance(message, QueueMessage) and message.stream != self.stream:
             raise ConfigError(f"{message!r} is not of stream {self.stream!r}")
-        if not isinstance(id, str) or not _ID.fullmatch(id) or max(map(int, id.split("-"))) >= 2**64:
+        if not entry_ids.is_entry_id(id):
             raise ConfigError(f"message must be an entry or its ID, as in '1526919030474-55', not {message!r}")
         await self._ledger.move(self.stream, self.epoch, id)
         self.progress()

@@ -10,10 +10,11 @@ from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedErro
 from conquiet.kit import codec
 from conquiet.kit.clock import Clock
 from conquiet.wire.connections import Connections
+from conquiet.wire.groups import create_group, is_group_lost
 from conquiet.wire.keys import BalanceKeys
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script, run
-from conquiet.wire.streams import pack, xgroup_create
+from conquiet.wire.streams import pack
 
 __all__ = ["Given", "Late", "Ledger", "Renewed", "Swept", "Taken"]
 
@@ -107,10 +108,9 @@ class Ledger:
     async def open(self) -> None:
         """Make sure that the group exists; it begins with the first stream that was ever handed in."""
         keys = self.keys
-        [reply] = await self.link.call_many(keys.input, [xgroup_create(keys.input, keys.group, "0")])
-        # A full server refuses to make what may be there already: the next read will tell.
-        if isinstance(reply, Exception) and not any(word in str(reply) for word in ("BUSYGROUP", "maxmemory")):
-            self.link.refuse(keys.input, reply)
+        refusal = await create_group(self.link, keys.input, keys.group, "0")
+        if refusal is not None and "maxmemory" not in str(refusal):  # the next read tells that it is not there
+            self.link.refuse(keys.input, refusal)
 
     async def add(self, stream: str, info: Mapping[str, Any]) -> tuple[str, bool]:
         """Add a stream; returns the ID of its entry, and whether it is new."""
@@ -174,7 +174,7 @@ class Ledger:
         command = pack("XPENDING", keys.input, keys.group, first, "+", _CHUNK, self.owner)
         [reply] = await self.link.call_many(keys.input, [command])
         if isinstance(reply, Exception):
-            if "NOGROUP" in str(reply):
+            if is_group_lost(reply):
                 return [], ""
             self.link.refuse(keys.input, reply)
         ids = [id.decode() for id, *_ in reply]

@@ -12,6 +12,7 @@ from conquiet.balance.ledger import Given, Late, Ledger, Swept, Taken
 from conquiet.balance.strays import Strays
 from conquiet.errors import QueueError
 from conquiet.kit.retrying import Lines, Retrying
+from conquiet.wire.groups import is_group_lost
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.streams import streams_of
 
@@ -157,7 +158,7 @@ class Watch:
         try:
             return await ask()
         except QueueError as error:
-            if "NOGROUP" not in str(error):
+            if not is_group_lost(error):
                 raise
             _log.warning("the consumer group %r was gone and is created again", self._ledger.keys.group)
             await self._ledger.open()

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["by_number", "by_size", "chunks"]
+__all__ = ["by_number", "by_size", "chunks", "spans"]
 
 _T = TypeVar("_T")
 
 
-def chunks(things: Sequence[_T], most: int, most_bytes: int, size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
-    """Up to ``most`` things at a time, and fewer where their sizes come to more than ``most_bytes``."""
-    for some in by_number(things, most):
-        yield from by_size(some, most_bytes, size)
-
-
-def by_number(things: Sequence[_T], most: int) -> Iterator[Sequence[_T]]:
-    """Up to ``most`` things at a time."""
-    for start in range(0, len(things), most):
-        yield things[start : start + most]
-
-
-def by_size(things: Sequence[_T], most_bytes: int, size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
-    """As many things at a time as come to ``most_bytes``, or one that alone has more."""
-    sizes = list(map(size, things))
-    if sum(sizes) <= most_bytes:
-        if things:
-            yield things
+def spans(sizes: Sequence[int], limit: int, limit_bytes: int) -> Iterator[slice]:
+    """Where to cut: up to ``limit`` things at a time that come to ``limit_bytes``, or one that alone has more."""
+    if sizes and len(sizes) <= limit and sum(sizes) <= limit_bytes:
+        yield slice(None)
         return
     start = total = 0
-    for at, add in enumerate(sizes):
-        if at > start and total + add > most_bytes:
-            yield things[start:at]
+    for at, size in enumerate(sizes):
+        if at > start and (at - start >= limit or total + size > limit_bytes):
+            yield slice(start, at)
             start, total = at, 0
-        total += add
-    yield things[start:]
+        total += size
+    if sizes:
+        yield slice(start, None)
+
+
+def chunks(things: Sequence[_T], limit: int, limit_bytes: int, size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
+    """Up to ``limit`` things at a time, and fewer where their sizes come to more than ``limit_bytes``."""
+    for span in spans(list(map(size, things)), limit, limit_bytes):
+        yield things[span]
+
+
+def by_number(things: Sequence[_T], limit: int) -> Iterator[Sequence[_T]]:
+    """Up to ``limit`` things at a time."""
+    for start in range(0, len(things), limit):
+        yield things[start : start + limit]
+
+
+def by_size(things: Sequence[_T], limit_bytes: int, size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
+    """As many things at a time as come to ``limit_bytes``, or one that alone has more."""
+    return chunks(things, sys.maxsize, limit_bytes, size)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import accumulate
-from typing import ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -183,23 +183,32 @@ def gauges(values: Mapping[Family, Mapping[tuple[str, ...], float]]) -> list[Met
 
 
 class Scrape(Families, Collector):
-    """Shows at each scrape what ``reads`` tell; when one fails, nothing of it, and ``up`` is 0."""
+    """The base of what is read at each scrape, in the scrape's thread, until ``close``.
+
+    What ``read`` tells is shown here and by the one scrape of its kind in ``registry``. When a reading fails, nothing
+    of it is shown and ``up`` is 0; the rest of the scrape is as usual. A registry takes several collectors; a series
+    that two of them tell of is shown once.
+    """
 
     what: ClassVar[str]
     """What it shows the state of, for the log."""
     up: ClassVar[Family]
     shown: ClassVar[Sequence[Family]]
 
-    def __init__(self) -> None:
-        self.reads: dict[object, Callable[[], Sequence[Told]]] = {}
+    def __init__(
+        self, read: Callable[[], Sequence[Any]] | None = None, registry: CollectorRegistry | None = None
+    ) -> None:
+        self.reads: dict[object, Callable[[], Sequence[Any]]] = {}
         self._shared = self.reads
         self.families = (self,)
+        if read is not None:
+            kind = next(one for one in type(self).__mro__ if Scrape in one.__bases__)
+            self._shared = of(registry, kind).reads
+            self.reads[self] = self._shared[self] = read
 
-    def join(self, shared: Scrape, read: Callable[[], Sequence[Told]]) -> None:
-        """Show what ``read`` tells, here and as a part of ``shared``."""
-        self.reads[self] = read
-        self._shared = shared.reads
-        self._shared[self] = read
+    def told(self, record: Any) -> Iterable[Told]:
+        """The values that one record of a reading tells."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Show nothing more. May be called again."""
@@ -215,7 +224,7 @@ class Scrape(Families, Collector):
         values: Values = {self.up: {(): 1.0}} if reads else {}
         for read in reads:
             try:
-                for family, at, value in read():
+                for family, at, value in [told for record in read() for told in self.told(record)]:
                     values.setdefault(family, {})[at] = value
             except Exception:
                 _log.exception("the state of the %s cannot be read", self.what)

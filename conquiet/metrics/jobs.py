@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry
 
-from conquiet.metrics.families import Families, Observe, Scrape, counters, histograms, never_raises, of
+from conquiet.metrics.families import Families, Observe, Scrape, Told, counters, histograms, never_raises, of
 from conquiet.metrics.names import JOBS
 
 __all__ = ["JobGauges", "JobMetrics", "JobOperation", "JobResult", "JobsCollector", "job_metrics"]
@@ -101,23 +101,13 @@ class JobGauges:
     count: int
 
 
-class _JobsScrape(Scrape):
+class JobsCollector(Scrape):
+    """Shows the states of stored jobs at each scrape; ``conquiet_jobs_collector_up`` is 0 if that failed."""
+
     what = "jobs"
     up = JOBS["collector_up"]
     shown = (JOBS["stored"],)
 
-
-class JobsCollector(_JobsScrape):
-    """Shows at each scrape what ``read`` tells, called in the scrape's thread, until ``close``.
-
-    When ``read`` fails, ``conquiet_jobs_collector_up`` is 0 and the rest of the scrape as usual. A registry takes
-    several collectors; a series that two of them tell of is shown once.
-    """
-
-    def __init__(self, read: Callable[[], Sequence[JobGauges]], registry: CollectorRegistry | None = None) -> None:
-        super().__init__()
-        stored = JOBS["stored"]
-        self.join(
-            of(registry, _JobsScrape),
-            lambda: [(stored, (one.queue, str(one.state)), float(one.count)) for one in read()],
-        )
+    def told(self, record: JobGauges) -> list[Told]:
+        """How many jobs are in a state."""
+        return [(JOBS["stored"], (record.queue, str(record.state)), float(record.count))]

@@ -198,27 +198,17 @@ _SCRAPED: Final = ("lag", "length", "oldest_pending_age_seconds", "partitions_un
 _ATTRIBUTES: Final = {"oldest_pending_age_seconds": "oldest_pending_age", "partitions_unowned": "unowned"}
 
 
-class _TopicsScrape(Scrape):
+class TopicsCollector(Scrape):
+    """Shows the state of topics and groups at each scrape; ``conquiet_topics_collector_up`` is 0 if that failed."""
+
     what = "topics"
     up = TOPICS["collector_up"]
     shown = tuple(TOPICS[what] for what in _SCRAPED)
 
-
-def _told(record: _Record) -> Iterator[Told]:
-    for what in _SCRAPED:
-        value = getattr(record, _ATTRIBUTES.get(what, what), None)
-        if value is not None:
-            family = TOPICS[what]
-            yield family, tuple(str(getattr(record, label)) for label in family.labels), float(value)
-
-
-class TopicsCollector(_TopicsScrape):
-    """Shows at each scrape what ``read`` tells, called in the scrape's thread, until ``close``.
-
-    When ``read`` fails, ``conquiet_topics_collector_up`` is 0 and the rest of the scrape as usual. A registry takes
-    several collectors; a series that two of them tell of is shown once.
-    """
-
-    def __init__(self, read: Callable[[], Sequence[_Record]], registry: CollectorRegistry | None = None) -> None:
-        super().__init__()
-        self.join(of(registry, _TopicsScrape), lambda: [told for record in read() for told in _told(record)])
+    def told(self, record: _Record) -> Iterator[Told]:
+        """The gauges that a record has a value for."""
+        for what in _SCRAPED:
+            value = getattr(record, _ATTRIBUTES.get(what, what), None)
+            if value is not None:
+                family = TOPICS[what]
+                yield family, tuple(str(getattr(record, label)) for label in family.labels), float(value)

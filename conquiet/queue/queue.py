@@ -21,6 +21,7 @@ from conquiet.queue.config import QueueConfig
 from conquiet.wire import streams
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
+from conquiet.wire.groups import create_group
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.shared_connection import running_loop
 
@@ -189,17 +190,9 @@ class RedisStreamsQueue:
 
     async def _create_group(self) -> None:
         key, group, _ = self._names
-        [reply] = await self._link.call_many(key, (streams.xgroup_create(key, group, "0-0"),))
-        if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
-            return
-        # A server whose memory is full refuses to make even what is there.
-        if "maxmemory" not in str(reply) or not await self._is_group_there():
-            self._link.refuse(key, reply)
-
-    async def _is_group_there(self) -> bool:
-        key, group, _ = self._names
-        [groups] = await self._link.call_many(key, (streams.xinfo_groups(key),))
-        return not isinstance(groups, Exception) and streams.group_named(groups, group) is not None
+        refusal = await create_group(self._link, key, group, "0-0")
+        if refusal is not None:
+            self._link.refuse(key, refusal)
 
     async def _append(self, chunk: Sequence[bytes], before: Sequence[str | None], total: int) -> list[str]:
         head, xadd = self._xadd_head, streams.xadd

@@ -11,8 +11,7 @@ from typing import Final, TypeAlias
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
-from conquiet.topics.outside.scan import count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.outside import Site, count_after
 
 __all__ = ["Bounds"]
 

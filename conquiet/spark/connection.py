@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from conquiet.errors import ConfigError, UnknownTopicError
+from conquiet.errors import ConfigError
 from conquiet.spark.options import Place
 from conquiet.sync._portal import call
-from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import Registry, Topic
+from conquiet.topics.outside import Registry, Site, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
@@ -34,10 +33,7 @@ def connected(place: Place) -> Generator[Site]:
 
 async def find(site: Site, place: Place) -> Topic:
     """The topic as it is now; ``UnknownTopicError`` if there is none. Nothing is written: streams ask very often."""
-    found = await Registry(site).look_up(place.topic)
-    if found is None:
-        raise UnknownTopicError(f"there is no topic {place.topic!r}: create_topic makes one")
-    return found
+    return await Registry(site).existing(place.topic)
 
 
 def not_legacy(topic: Topic) -> Topic:

@@ -18,10 +18,8 @@ from conquiet.spark.reading import header_text
 from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
-from conquiet.topics.operate import dead_letters
-from conquiet.topics.operate import replay as replaying
-from conquiet.topics.operate.dead_letters import DeadLetter
-from conquiet.topics.server.instance import Site
+from conquiet.topics import outside
+from conquiet.topics.outside import DeadLetter, Site
 
 pa: Any = pyarrow  # it has no types
 
@@ -72,7 +70,7 @@ class LetterReader(DataSourceReader):
         schema = arrow_schema(self._schema)
         with connected(self._options.place) as site:
             topic = call(find, site, self._options.place)
-            for page in items(dead_letters.pages(site, topic, "-", "+")):
+            for page in items(outside.letter_pages(site, topic, "-", "+")):
                 rows = [_row(letter) for letter in page]
                 arrays = [pa.array([row[name] for row in rows], schema.field(name).type) for name in schema.names]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -120,4 +118,4 @@ def _replayed(place: Place, rows: Iterable[Row]) -> int | ConquietError:
 
 async def _replay(site: Site, place: Place, ids: list[str]) -> int:
     topic = await find(site, place)
-    return await replaying.replay(site, topic, ids)
+    return await outside.replay(site, topic, ids)

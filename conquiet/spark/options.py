@@ -12,16 +12,13 @@ from typing import Any, Final, Literal, TypeVar
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
-from conquiet.topics.outside.scan import before
-from conquiet.topics.server.topics import id_order
+from conquiet.kit.entry_ids import LARGEST, before, order
 from conquiet.wire.keys import name
 
 __all__ = ["Place", "ReadOptions", "WriteOptions"]
 
 _T = TypeVar("_T")
 
-_LARGEST: Final = (1 << 64) - 1
-"""Of both numbers of an entry ID."""
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "path", "outputmode"}
 """What Spark passes on though it is not meant for the source."""
 _BOTH: Final = ("url", "topic", "namespace")
@@ -208,8 +205,8 @@ def _entry_id(text: str) -> str:
     ms, dash, seq = text.partition("-")
     if not (ms.isascii() and ms.isdigit() and (not dash or (seq.isascii() and seq.isdigit()))):
         raise ValueError("it must be an entry ID such as 1700000000000-0")
-    if int(ms) > _LARGEST or int(seq or 0) > _LARGEST:
-        raise ValueError(f"the numbers of an entry ID are at most {_LARGEST}")
+    if int(ms) > LARGEST or int(seq or 0) > LARGEST:
+        raise ValueError(f"the numbers of an entry ID are at most {LARGEST}")
     return text
 
 
@@ -221,7 +218,7 @@ def _since_id(text: str) -> str:
 def _time_ms(text: str) -> int:
     """An instant, as ISO 8601 (UTC unless it says otherwise) or as milliseconds since 1970, rounded up."""
     if text.isascii() and text.isdigit():
-        return min(int(text), _LARGEST)  # later than anything either way
+        return min(int(text), LARGEST)  # later than anything either way
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -249,5 +246,5 @@ def _starts(text: str) -> tuple[str, Mapping[str, str] | None]:
 
 
 def _whole(id: str) -> str:
-    ms, seq = id_order(id)
+    ms, seq = order(id)
     return f"{ms}-{seq}"

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 
 from conquiet.errors import ConfigError, DataLostError
 from conquiet.kit import codec
+from conquiet.kit.entry_ids import after, before, order
 from conquiet.message import DATA
 from conquiet.spark.connection import connected, find
 from conquiet.spark.options import ReadOptions
@@ -28,9 +29,7 @@ from conquiet.spark.payload import PayloadParser, schema_of
 from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
-from conquiet.topics.outside.scan import End, after, before, ends, pages
-from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import Topic, id_order
+from conquiet.topics.outside import End, Site, Topic, ends, pages
 from conquiet.wire.streams import Entry
 
 __all__ = ["CORRUPT", "Slice", "batch_slices", "check_starts", "columns", "header_text", "lost", "read_slice", "split"]
@@ -99,7 +98,7 @@ async def _look(site: Site, options: ReadOptions) -> tuple[Topic, list[End]]:
 
 
 def _upper(id: str) -> tuple[int, float]:
-    ms, seq = id_order(id)
+    ms, seq = order(id)
     return (ms, seq if "-" in id else float("inf"))
 
 
@@ -107,8 +106,8 @@ def split(whole: Slice, end: End, count: int) -> list[Slice]:
     """A slice as up to ``count`` slices of equal lengths of time, which is what an ID tells of its entry."""
     if end.first is None or not _is_before(whole.since, whole.until):
         return []
-    low = max(id_order(after(whole.since))[0], id_order(end.first)[0])
-    high = id_order(whole.until)[0]
+    low = max(order(after(whole.since))[0], order(end.first)[0])
+    high = order(whole.until)[0]
     count = min(count, high - low + 1)
     if count <= 1:
         return [whole]
@@ -122,7 +121,7 @@ def split(whole: Slice, end: End, count: int) -> list[Slice]:
 
 
 def _is_before(one: str, other: str) -> bool:
-    return id_order(one) < _upper(other)
+    return order(one) < _upper(other)
 
 
 class Table:

@@ -45,7 +45,7 @@ _raw = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Unfit(Exception):
-    """A value that cannot be sent: what is wrong with it. Whoever knows the row says where it was."""
+    """A value that cannot be sent: what is wrong with it. The caller, which knows the row, says where it was."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"column {column!r} {reason}")
@@ -125,7 +125,8 @@ class Layout:
                 )
         if self.headers is not None:
             kind = fields[self.headers].dataType
-            if not (isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and _is_text(kind.valueType)):
+            inner = (kind.keyType, kind.valueType) if isinstance(kind, MapType) else (None,)
+            if not all(isinstance(part, StringType) for part in inner):
                 name = fields[self.headers].name
                 raise ConfigError(f"headers is column {name!r} of type {kind.simpleString()}, not map<string,string>")
         for at, field in enumerate(fields):
@@ -242,10 +243,6 @@ class _Value(str):
     __slots__ = ()
 
 
-def _said(path: str, value: str) -> str:
-    return str(value)
-
-
 def _as_is(path: str, value: Any) -> Any:
     return value
 
@@ -267,10 +264,6 @@ def _moment(path: str, value: datetime) -> str:
     return value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
-def _day(path: str, value: date) -> str:
-    return value.isoformat()
-
-
 def _row(path: str, value: Row) -> dict[str, Any]:
     return {name: _plain(f"{path}.{name}", part) for name, part in value.asDict().items()}
 
@@ -289,7 +282,7 @@ def _list(path: str, value: Sequence[Any]) -> list[Any]:
 
 
 _CONVERT: Final[Mapping[type, Callable[[str, Any], Any]]] = {
-    _Value: _said,
+    _Value: lambda path, value: str(value),
     str: _as_is,
     bool: _as_is,
     int: _as_is,
@@ -297,17 +290,13 @@ _CONVERT: Final[Mapping[type, Callable[[str, Any], Any]]] = {
     float: _number,
     Decimal: _decimal,
     datetime: _moment,
-    date: _day,
+    date: lambda path, value: value.isoformat(),
     Row: _row,
     dict: _object,
     list: _list,
     tuple: _list,
 }
 """Subclasses come before what they are derived from."""
-
-
-def _is_text(kind: DataType) -> bool:
-    return isinstance(kind, StringType)
 
 
 def _check_json(path: str, kind: DataType) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from conquiet.errors import DataLostError, GroupLostError, QueueError
 from conquiet.kit.clock import SYSTEM_CLOCK
+from conquiet.kit.entry_ids import BEGINNING, before, order
 from conquiet.kit.retrying import patiently
 from conquiet.spark.bounding import Bounds
 from conquiet.spark.connection import find, opened
@@ -25,10 +26,18 @@ from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import Slice, check_starts, lost, read_slice, split
 from conquiet.spark.versions import AvailableNow, read_limit
 from conquiet.sync._portal import call
-from conquiet.topics.outside.external_groups import Position, adopt_group, publish_progress
-from conquiet.topics.outside.scan import BEGINNING, End, before, ends, last_up_to, removed_after
-from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import Registry, Topic, id_order
+from conquiet.topics.outside import (
+    End,
+    Position,
+    Registry,
+    Site,
+    Topic,
+    adopt_group,
+    ends,
+    last_up_to,
+    publish_progress,
+    removed_after,
+)
 
 __all__ = ["TopicStreamReader"]
 
@@ -156,7 +165,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         for partition, end in enumerate(found):
             place = await self._beginning(site, topic.stream(site.keys, partition), partition, end)
             planned = (self._reached or {}).get(str(partition), place)
-            offset[str(partition)] = min(place, planned, key=lambda one: id_order(one[0]))
+            offset[str(partition)] = min(place, planned, key=lambda one: order(one[0]))
         await self._adopt(site, topic, offset)
         return offset
 
@@ -166,9 +175,9 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         given = options.since or (options.starts or {}).get(str(partition))
         if given is None:
             given = end.last if options.start == "latest" else BEGINNING
-        if end.first is None or id_order(given) >= id_order(end.last):
+        if end.first is None or order(given) >= order(end.last):
             return [end.last, end.added]
-        if id_order(given) < id_order(end.first):
+        if order(given) < order(end.first):
             return [before(end.first), end.gone]
         return [await last_up_to(site, stream, given) or given, None]
 
@@ -189,11 +198,11 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         offset: Offset = {}
         left = most
         if most < len(whole):  # not all get something, so it is their turn who have waited the longest
-            order = sorted(whole, key=lambda partition: id_order(_position(since, partition)[0]))
+            turns = sorted(whole, key=lambda partition: order(_position(since, partition)[0]))
         else:  # partitions with little to read leave the rest to the others
-            order = sorted(whole, key=lambda partition: _backlog(since, whole, partition))
-        for done, partition in enumerate(order):
-            share = -(-left // (len(order) - done))
+            turns = sorted(whole, key=lambda partition: _backlog(since, whole, partition))
+        for done, partition in enumerate(turns):
+            share = -(-left // (len(turns) - done))
             start = _position(since, partition)
             stream, end = topic.stream(site.keys, int(partition)), found[int(partition)]
             count, offset[partition] = await _bounded(self._bounds, stream, start, whole[partition], end, share)
@@ -215,7 +224,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
             if _is_another(now, since, read):
                 lost(self._options, index, None)
                 since, read = _begin_again(now, since), None
-            elif id_order(until) < id_order(since):
+            elif order(until) < order(since):
                 # It began at the latest entry and died in its first batch: Spark does not know any more where that was.
                 lost(self._options, index, None)
                 continue
@@ -294,18 +303,18 @@ def _whole(target: Offset | None, found: list[End], since: Offset) -> Offset:
 def _is_done(reached: str, end: str, is_fixed: bool) -> bool:
     """Whether nothing is left to read; a query may begin behind an end that was fixed before."""
     # What differs in nothing but a count that was not known is no new batch.
-    return reached == end or (is_fixed and id_order(reached) > id_order(end))
+    return reached == end or (is_fixed and order(reached) > order(end))
 
 
 def _is_another(end: End, since: str, read: int | None) -> bool:
     """Whether the partition was made again after it was read up to ``since``, or the server forgot it."""
     fewer = read is not None and end.added is not None and end.added < read
-    return fewer or id_order(end.last) < id_order(since)
+    return fewer or order(end.last) < order(since)
 
 
 def _begin_again(end: End, since: str) -> str:
     """Where such a partition is begun. IDs tell the time: where they can, all that is new comes after ``since``."""
-    return BEGINNING if id_order(end.last) < id_order(since) else since
+    return BEGINNING if order(end.last) < order(since) else since
 
 
 def _position(offset: Mapping[str, Any], partition: str) -> list[Any]:

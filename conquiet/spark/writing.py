@@ -1,11 +1,13 @@
-"""What one task of Spark writes: its rows find their partitions and go out in chunks, each of which is kept once."""
+"""What one task of Spark writes: its rows become texts, and go out in chunks, each of which is appended once."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -17,24 +19,20 @@ from conquiet.spark.connection import connected, find, not_legacy
 from conquiet.spark.options import Place
 from conquiet.spark.rows import Layout, Unfit, are_json, as_texts, by_type
 from conquiet.sync._portal import call
-from conquiet.topics.format.partitioner import NAMED
-from conquiet.topics.produce.once import CHUNK, CHUNK_BYTES, Appended, Appender, Chunk, Write, begin, forget
-from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import Topic
+from conquiet.topics.outside import Site, Topic
+from conquiet.topics.produce.once import Appended, Appender, Chunk, Cutter, Write, begin, forget
 
 __all__ = ["TaskWriter", "done_with", "say", "totals", "write_batches", "write_rows"]
 
 _log = logging.getLogger("conquiet.spark")
 _Made: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A row's payload, key, headers and ID."""
-_REMEMBERED: Final = 100_000
-"""Keys whose partitions are not computed again."""
 _PAGE: Final = 1_000
 """Rows that are turned into bytes at a time."""
 
 
 def say(text: str) -> None:
-    """Put a line into the task's log, which is standard error where nobody has set up logging."""
+    """Put a line into the task's log, which is standard error unless logging is set up."""
     if _log.isEnabledFor(logging.INFO):
         _log.info(text)
     else:
@@ -42,23 +40,15 @@ def say(text: str) -> None:
 
 
 class TaskWriter:
-    """Cuts rows into chunks by partition, and has them sent while the next ones are made.
-
-    ``places`` tells, by partition, the place of the first chunk among all of this part.
-    """
+    """Has the rows of one task sent in chunks, while the next ones are made."""
 
     def __init__(
         self, site: Site, topic: Topic, write: Write, part: int, places: Mapping[int, int] | None = None
     ) -> None:
-        self.places = dict(places or {})
-        """The place of the next chunk of each partition."""
-        self._partitions = call(begin, site, topic, write)
+        self._cutter = Cutter(topic, call(begin, site, topic, write), part, places)
         self._appender = Appender(site, topic, write, part)
-        self._choose = NAMED[topic.partitioner]()
-        self._part = part
-        self._chunks: dict[int, Chunk] = {}
-        self._known: dict[str | None, int] = {}
-        self._loose = 0
+        self.places = self._cutter.places
+        """The place of the next chunk of each partition."""
 
     def add(
         self,
@@ -68,59 +58,31 @@ class TaskWriter:
         ids: Iterable[str | None] | None,
     ) -> None:
         """Take rows, in order."""
-        known, chunks = self._known, self._chunks
-        nothing: Iterable[Any] = repeat(None)
-        for payload, key, header, id in zip(
-            payloads, keys or nothing, headers or nothing, ids or nothing, strict=False
-        ):
-            name = id if key is None else key
-            partition = known.get(name, -1)
-            if partition < 0:
-                partition = self._partition(name)
-            chunk = chunks.get(partition)
-            if chunk is None:
-                chunk = chunks[partition] = Chunk(partition, self.places.get(partition, 0))
-            values, kind = chunk.values, 48
-            values.append(payload)
-            if key is not None:
-                values.append(key)
-                kind = 49
-            if header is not None:
-                values.append(header)
-                kind += 2
-            if id is not None:
-                values.append(id)
-                kind += 4
-            chunk.kinds.append(kind)
-            chunk.size += len(payload)
-            if len(chunk.kinds) >= CHUNK or chunk.size >= CHUNK_BYTES:
-                self._send(chunk)
+        self._send(self._cutter.add(payloads, keys, headers, ids))
 
     def finish(self) -> Appended:
         """Send what is left; what became of all rows, once Redis has them."""
-        for chunk in list(self._chunks.values()):
-            if chunk.kinds:
-                self._send(chunk)
+        self._send(self._cutter.rest())
         return call(self._appender.drain)
 
     def close(self) -> None:
         """Give up what is not written."""
         call(self._appender.aclose)
 
-    def _send(self, chunk: Chunk) -> None:
-        self.places[chunk.partition] = chunk.number + 1
-        self._chunks[chunk.partition] = Chunk(chunk.partition, chunk.number + 1)
-        call(self._appender.put, chunk)
+    def _send(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            call(self._appender.put, chunk)
 
-    def _partition(self, name: str | None) -> int:
-        if name is None:
-            # In runs, so that a chunk is full sooner; and by the row's number, so that a repetition does the same.
-            self._loose += 1
-            return (self._part + (self._loose - 1) // CHUNK) % self._partitions
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        partition = self._known[name] = self._choose(name, self._partitions)
-        return partition
+
+@contextmanager
+def _writing(place: Place, write: Write, part: int, places: Mapping[int, int] | None = None) -> Generator[TaskWriter]:
+    """A way to write to ``place``, closed at the end of the block."""
+    with connected(place) as site:
+        writer = TaskWriter(site, not_legacy(call(find, site, place)), write, part, places)
+        try:
+            yield writer
+        finally:
+            writer.close()
 
 
 def write_rows(
@@ -137,58 +99,36 @@ def write_rows(
     several calls gives each the same ``places``, which move on when all rows of a call are written: a call that fails
     can be repeated.
     """
-    part = _part()
+    part, first, layout = _part(), 0, None
     converts = None
     if schema is not None and by_type(schema) is not None:
         converts = [by_type(field.dataType) for field in schema.fields]
-    with connected(place) as site:
-        topic = not_legacy(call(find, site, place))
-        writer = TaskWriter(site, topic, write, part, places)
-        try:
-            first, layout = 0, None
-            for page in _pages(rows):
-                layout = layout_of(page[0]) if layout is None else layout
-                values = page if converts is None else [_typed(row, converts) for row in page]
-                _add_rows(writer, layout, values, first, part)
-                first += len(page)
-            done = writer.finish()
-            if places is not None:
-                places.update(writer.places)
-            return _told(place, write, part, done)
-        finally:
-            writer.close()
+    source = iter(rows)
+    with _writing(place, write, part, places) as writer:
+        while page := list(islice(source, _PAGE)):
+            layout = layout_of(page[0]) if layout is None else layout
+            values = page if converts is None else [_typed(row, converts) for row in page]
+            _add_rows(writer, layout, values, first, part)
+            first += len(page)
+        done = writer.finish()
+        if places is not None:
+            places.update(writer.places)
+        return _told(place, write, part, done)
 
 
 def write_batches(place: Place, write: Write, layout: Layout, schema: StructType, batches: Iterable[Any]) -> Appended:
     """Write the rows of one task, given as Arrow record batches."""
-    part = _part()
-    with connected(place) as site:
-        topic = not_legacy(call(find, site, place))
-        writer = TaskWriter(site, topic, write, part)
-        try:
-            first = 0
-            for batch in batches:
-                _add_batch(writer, layout, schema, batch, first, part)
-                first += batch.num_rows
-            return _told(place, write, part, writer.finish())
-        finally:
-            writer.close()
+    part, first = _part(), 0
+    with _writing(place, write, part) as writer:
+        for batch in batches:
+            _add_batch(writer, layout, schema, batch, first, part)
+            first += batch.num_rows
+        return _told(place, write, part, writer.finish())
 
 
 def _part() -> int:
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
-
-
-def _pages(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    page: list[Any] = []
-    for row in rows:
-        page.append(row)
-        if len(page) == _PAGE:
-            yield page
-            page = []
-    if page:
-        yield page
 
 
 def _add_rows(writer: TaskWriter, layout: Layout, page: Sequence[Any], first: int, part: int) -> None:
@@ -289,20 +229,12 @@ def done_with(place: Place, write: Write) -> None:
     """Remember a write that succeeded for an hour only. That this may fail does not make a failure of the write."""
     try:
         with connected(place) as site:
-            call(_forget, site, place, write)
+            topic = call(find, site, place)
+            call(forget, site, topic, write, topic.partitions)
     except ConquietError as error:
         _log.warning("topic %r: what was written is remembered for 8 days: %s", place.topic, error)
 
 
-async def _forget(site: Site, place: Place, write: Write) -> None:
-    topic = await find(site, place)
-    await forget(site, topic, write, topic.partitions)
-
-
 def totals(messages: Iterable[Any]) -> Mapping[str, int]:
     """What the tasks of a write have told, added up."""
-    total = Appended()
-    for message in messages:
-        if message is not None:
-            total += message.done
-    return {"rows": total.rows, "repeated": total.repeated, "differing": total.differing}
+    return asdict(sum((message.done for message in messages if message is not None), Appended()))

@@ -88,6 +88,8 @@ from conquiet.topics.options import BrokerKeywords, BrokerOptions
 from conquiet.topics.server.topics import TopicLike
 from conquiet.wire.address import AddressLike
 
+# The same names as those of the core, on purpose.
+# pylint: disable=duplicate-code
 __all__ = [
     "Address",
     "Admin",
@@ -169,6 +171,7 @@ __all__ = [
     "UnknownJobError",
     "UnknownTopicError",
 ]
+# pylint: enable=duplicate-code
 
 _C = TypeVar("_C", core.Subscription, core.Messages)
 

@@ -8,10 +8,11 @@ from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.subscription import Health, Messages, Subscription
 from conquiet.topics.format.partitioner import ConsistentHashPartitioner, HashPartitioner, Partitioner
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.operate.dead_letters import DeadLetter
-from conquiet.topics.operate.inspect import GroupInfo, GroupPartition, MemberInfo, PartitionInfo, TopicInfo
+from conquiet.topics.operate.inspect import GroupInfo, GroupPartition, TopicInfo
 from conquiet.topics.operate.pending import PendingEntry, PendingPage
 from conquiet.topics.options import DeadLetterPolicy, Retention, SubscribeOptions, TopicDefaults
+from conquiet.topics.server.dead_letters import DeadLetter
+from conquiet.topics.server.group import MemberInfo, PartitionInfo
 from conquiet.topics.server.topics import LegacyTopic
 
 __all__ = [

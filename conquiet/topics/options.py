@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Self, TypedDict
 
 from conquiet.errors import ConfigError
-from conquiet.kit import rules
+from conquiet.kit import entry_ids, rules
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.handlers import checked
 from conquiet.kit.options import check, instance
@@ -34,7 +34,7 @@ class Retention:
 
     ``max_len`` is per partition, ``max_age`` in seconds. ``delete_acked`` removes what all groups have finished.
     ``on_full`` says what happens at ``max_len`` when all of it is unfinished: ``grow`` beyond it, ``reject``
-    writers with ``TopicFullError``, or ``drop`` the oldest and count it. A group that nobody serves for
+    writers with ``TopicFullError``, or ``drop`` the oldest and count it. A group without consumers for
     ``group_expiry`` seconds stops holding the rest back. The dead letters have limits of their own.
     """
 
@@ -198,8 +198,6 @@ class SubscribeOptions:
         start = self.start
         if isinstance(start, str):
             return {"earliest": "0-0", "latest": "$"}[rules.one_of("start", start, ("earliest", "latest"))]
-        if isinstance(start, dt.datetime) and start.tzinfo is None:
-            raise ConfigError(f"start must be an aware datetime, not {start!r}")
-        seconds = start.timestamp() if isinstance(start, dt.datetime) else rules.number("start", start, least=0)
-        ms = max(int(seconds * 1000), 0)
-        return "0-0" if ms == 0 else f"{ms - 1}-18446744073709551615"
+        if isinstance(start, dt.datetime):
+            return entry_ids.until("start", start)
+        return entry_ids.before(f"{int(rules.number('start', start, least=0) * 1000)}-0")

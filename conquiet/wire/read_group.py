@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 from redis.exceptions import ResponseError
 
 from conquiet.errors import QueueError
+from conquiet.kit.entry_ids import order
 from conquiet.kit.service import Background
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.line import CLOSED
 from conquiet.wire.parser import Reply
-from conquiet.wire.streams import Entry, pack, position, xread
+from conquiet.wire.streams import Entry, pack, xread
 from conquiet.wire.turns import Turns
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class ReadGroup:
             begins = [caller.after[stream] for caller in waiting if caller not in takers]
             if takers:
                 begins.append(entries[-1][0].decode())
-            self._positions[stream] = begins[0] if len(begins) == 1 else min(begins, key=position)
+            self._positions[stream] = begins[0] if len(begins) == 1 else min(begins, key=order)
             answered.update(takers)
         for caller in answered:
             self._leave(caller)
@@ -329,9 +330,9 @@ def _behind(entries: Sequence[Entry], begin: str, after: str) -> Sequence[Entry]
     """Those of the ``entries`` of a read from ``begin`` that are for a reader who is at ``after``."""
     if begin == after:
         return entries
-    mark = position(after)
-    return [entry for entry in entries if position(entry[0].decode()) > mark]
+    mark = order(after)
+    return [entry for entry in entries if order(entry[0].decode()) > mark]
 
 
 def _is_before(one: str, other: str) -> bool:
-    return one != other and position(one) < position(other)
+    return one != other and order(one) < order(other)

@@ -10,8 +10,8 @@ import pytest
 
 from conquiet import Outgoing, Retention
 from conquiet.errors import ConfigError, UnknownTopicError
-from conquiet.topics.operate.growth import OVERDUE
-from conquiet.topics.server.presence import look_at_groups
+from conquiet.topics.server.group import look_at
+from conquiet.topics.server.growth import OVERDUE
 from tests.contracts.topics_cancellation import SOMEWHERE, Case, Ground, Place, each, ground_at, scene_of, servers
 from tests.rigs.asking import lasting_keys
 from tests.rigs.cancelling import How, cancelled_everywhere
@@ -225,7 +225,7 @@ class Grow(Administered):
         assert (await self.found()).partitions == 4
         assert (await self.found()).next_count is None
         for partition in range(4):  # else retention would not know of it there
-            stand = await look_at_groups(self.other._site, self.ground.keys.partition(self.topic, partition))
+            stand = await look_at(self.other._site, self.ground.keys.partition(self.topic, partition))
             assert b"g" in stand.groups
         messages = [Outgoing(n, key=f"k{n}") for n in range(20)]
         ids = await self.broker.send_batch(self.topic, messages)

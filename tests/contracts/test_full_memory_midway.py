@@ -28,12 +28,12 @@ from conquiet import (
 from conquiet.jobs import chunks
 from conquiet.kit.clock import ManualClock
 from conquiet.sync import EmbeddedRedis
-from conquiet.topics.operate.dead_letters import forward
-from conquiet.topics.operate.growth import grow
 from conquiet.topics.outside.external_groups import Position, adopt_group
 from conquiet.topics.produce.once import Appender, Chunk, Write, begin
+from conquiet.topics.server.dead_letters import forward
+from conquiet.topics.server.group import found_group
+from conquiet.topics.server.growth import grow
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.presence import found_group
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections

@@ -10,12 +10,12 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from conquiet.errors import UnknownTopicError
+from conquiet.kit.entry_ids import order as id_order
 from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import Slice, batch_slices, columns, read_slice
 from conquiet.spark.streaming import TopicStreamReader
 from conquiet.spark.versions import LIMITS_BATCHES
 from conquiet.sync import Broker
-from conquiet.topics.server.topics import id_order
 from conquiet.wire.keys import Keys
 from tests.spark.conftest import Home
 

@@ -11,7 +11,7 @@ import pytest
 
 from conquiet.errors import QueueError
 from conquiet.spark import bounding
-from conquiet.topics.outside.scan import count_after
+from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Site
 from tests.conftest import Server
 from tests.rigs.waiting import LONG

@@ -13,10 +13,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from conquiet.errors import ConfigError, UnknownTopicError
+from conquiet.kit.entry_ids import order as id_order
 from conquiet.spark import TopicDataSource
 from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import batch_slices, columns
-from conquiet.topics.server.topics import id_order
 from tests.spark.conftest import Home
 from tests.spark.planning import fill, read_all, stream_of, values
 from tests.sync.looking import looking

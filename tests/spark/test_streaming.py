@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conquiet.errors import ConfigError, DataLostError, QueueError, UnknownTopicError
+from conquiet.kit.entry_ids import after, before
+from conquiet.kit.entry_ids import order as id_order
 from conquiet.spark.versions import LIMITS_BATCHES
 from conquiet.sync import Broker, EmbeddedRedis
-from conquiet.topics.outside.scan import after, before
-from conquiet.topics.server.topics import id_order
 from tests.conftest import Rung, Server
 from tests.spark.conftest import Home
 from tests.spark.planning import Checkpoint, Query, delete_topic, fill, stream_of, values

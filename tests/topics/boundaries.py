@@ -20,8 +20,8 @@ from conquiet.kit.policy import Backoff, RetryPolicy
 from conquiet.message import Message
 from conquiet.topics.broker import Broker
 from conquiet.topics.consume.subscription import Subscription
-from conquiet.topics.operate.dead_letters import forward
 from conquiet.topics.options import Retention, SubscribeOptions
+from conquiet.topics.server.dead_letters import forward
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address

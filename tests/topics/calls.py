@@ -18,6 +18,7 @@ from conquiet.topics.outside import scan
 from conquiet.topics.outside.external_groups import Position, adopt_group, publish_progress
 from conquiet.topics.produce import once
 from conquiet.topics.produce.once import Appended, Appender, Chunk, Write
+from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from tests.rigs.calling import Path
@@ -386,7 +387,7 @@ CALLS: Final[dict[str, Path[Scene]]] = {
         begun,
     ),
     "ends": Path(("partition_end",), lambda s: scan.ends(s.site, s.topic), it_tells, entries),
-    "count": Path(("count_after",), lambda s: scan.count_after(s.site, s.stream, "0-0", "+", 10), it_tells, entries),
+    "count": Path(("count_after",), lambda s: count_after(s.site, s.stream, "0-0", "+", 10), it_tells, entries),
     "last": Path(("XREVRANGE stream",), lambda s: scan.last_up_to(s.site, s.stream, "+"), it_tells, entries),
 }
 """The commands of each call, in order."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.operate.dead_letters import forward
 from conquiet.topics.options import Retention
+from conquiet.topics.server.dead_letters import forward
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.scripts import Script

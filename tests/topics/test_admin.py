@@ -13,16 +13,17 @@ import pytest
 
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
+from conquiet.kit.entry_ids import moment
+from conquiet.kit.entry_ids import order as place
 from conquiet.message import Outgoing
-from conquiet.topics.format.entry_ids import moment, place
 from conquiet.topics.operate.admin import Admin
 from conquiet.topics.operate.dead_letters import letters
 from conquiet.topics.operate.inspect import GroupInfo
 from conquiet.topics.operate.pending import PendingEntry
-from conquiet.topics.operate.retention import trim
 from conquiet.topics.options import BrokerOptions, Retention, TopicDefaults
 from conquiet.topics.produce.producer import Producer
 from conquiet.topics.server.instance import Site
+from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import LegacyTopic, Registry, Topic
 from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call

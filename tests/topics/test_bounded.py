@@ -13,9 +13,10 @@ from conquiet import Broker, Reject
 from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
-from conquiet.topics.operate import retention
 from conquiet.topics.operate.admin import Admin
 from conquiet.topics.outside import scan
+from conquiet.topics.server import retention
+from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
@@ -266,7 +267,7 @@ async def test_large_messages_are_read_counted_and_buried_step_by_step(
         assert len(await broker.admin.dead_letters("orders", 100)) == 30
         assert await broker.admin.replay("orders") == 30
     assert 0 < sizes.most <= LIMIT
-    assert await scan.count_after(stage.site, stream, "0-0", "+", 100) == (30, "+")
+    assert await count_after(stage.site, stream, "0-0", "+", 100) == (30, "+")
 
 
 # --- a million of anything else -----------------------------------------------------------------------------

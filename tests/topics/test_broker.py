@@ -24,7 +24,7 @@ from conquiet import (
     UnknownTopicError,
 )
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.operate import retention
+from conquiet.topics.server import retention
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung

@@ -10,9 +10,11 @@ import pytest
 
 from conquiet.errors import ConfigError, GroupLostError, QueueError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.operate import dead_letters, replay
-from conquiet.topics.operate.dead_letters import DeadLetter, forward, letters, purge
+from conquiet.topics.operate import replay
+from conquiet.topics.operate.dead_letters import letters, purge
 from conquiet.topics.options import Retention
+from conquiet.topics.server import dead_letters
+from conquiet.topics.server.dead_letters import DeadLetter, forward
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import LegacyTopic, Topic
 from conquiet.wire.connections import Connections

@@ -8,13 +8,13 @@ import pytest
 
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
+from conquiet.kit.entry_ids import order as place
 from conquiet.message import Outgoing
-from conquiet.topics.format.entry_ids import place
 from conquiet.topics.format.partitioner import HashPartitioner
-from conquiet.topics.operate import growth
-from conquiet.topics.operate.growth import finish_growth, grow
 from conquiet.topics.options import BrokerOptions, Retention
 from conquiet.topics.produce.producer import Producer
+from conquiet.topics.server import growth
+from conquiet.topics.server.growth import finish_growth, grow
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Growth, Registry, Topic
 from conquiet.wire.streams import entries_of

@@ -13,12 +13,12 @@ from conquiet.kit.policy import Backoff
 from conquiet.message import Message, Outgoing
 from conquiet.topics import Broker, Retention
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.operate.growth import finish_growth, grow
 from conquiet.topics.operate.removal import delete_group, reset_group
-from conquiet.topics.operate.retention import trim
 from conquiet.topics.outside.external_groups import Position, adopt_group
+from conquiet.topics.server.group import found_group
+from conquiet.topics.server.growth import finish_growth, grow
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.presence import found_group
+from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import ask

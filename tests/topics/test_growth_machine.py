@@ -16,11 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from conquiet.topics.operate import retention
 from conquiet.topics.operate.removal import delete_group, reset_group
 from conquiet.topics.options import Retention
 from conquiet.topics.outside.external_groups import adopt_group
-from conquiet.topics.server.presence import found_group
+from conquiet.topics.server import retention
+from conquiet.topics.server.group import found_group
 from tests.topics.growing import Group, World
 
 pytestmark = pytest.mark.guarantee

@@ -12,7 +12,7 @@ from conquiet.errors import Reject
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message, Outgoing
 from conquiet.topics import Broker, Retention
-from conquiet.topics.operate import dead_letters, retention
+from conquiet.topics.server import dead_letters, retention
 from conquiet.wire.keys import Keys
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient

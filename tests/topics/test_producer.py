@@ -69,7 +69,7 @@ async def test_what_is_remembered_of_topics_does_not_grow_with_their_number(
             assert (await stored(url, keys, number % 2, f"topic-{number % 10}"))[id] == number
         sending, known = broker._producer, broker._registry
         assert [len(sending._metrics), len(sending._plain)] == [3, 3]
-        assert [len(sending._sent), len(sending._destinations)] == [5, 5]
+        assert [len(sending._trimming._sent), len(sending._destinations)] == [5, 5]
         assert [len(known._known), len(known._registered)] == [4, 4]
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from conquiet import ConfigError, QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.operate.growth import grow
 from conquiet.topics.operate.removal import delete_topic
 from conquiet.topics.options import Retention
 from conquiet.topics.produce.once import Appended, Appender, Chunk, Write, begin, forget
+from conquiet.topics.server.growth import grow
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address

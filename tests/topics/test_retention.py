@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.format.entry_ids import place
-from conquiet.topics.operate.retention import Trimmed, trim
+from conquiet.kit.entry_ids import order as place
 from conquiet.topics.options import Retention
+from conquiet.topics.server.retention import Trimmed, trim
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Script
 from tests.topics.staging import Stage

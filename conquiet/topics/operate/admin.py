@@ -11,17 +11,18 @@ from conquiet.errors import ConfigError, QueueError, UnknownTopicError
 from conquiet.kit import codec, rules
 from conquiet.kit.options import instance
 from conquiet.kit.recent import Recent
-from conquiet.topics.operate import dead_letters, growth, inspect, removal, replay, retention
-from conquiet.topics.operate.dead_letters import DeadLetter
+from conquiet.topics.operate import dead_letters, inspect, removal, replay
 from conquiet.topics.operate.inspect import GroupInfo, TopicInfo
 from conquiet.topics.operate.pending import PendingPage, pending_page
 from conquiet.topics.operate.removal import ResetTo
 from conquiet.topics.options import Retention
+from conquiet.topics.server import growth, retention
+from conquiet.topics.server.dead_letters import DeadLetter
+from conquiet.topics.server.group import existing_group, group_names
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import LegacyTopic, Registry, Topic, TopicLike
+from conquiet.topics.server.topics import Registry, Topic, TopicLike
 from conquiet.wire.keys import name
 from conquiet.wire.scripts import Script
-from conquiet.wire.streams import pack
 
 __all__ = ["Admin"]
 
@@ -46,27 +47,30 @@ class Admin:
     # --- looking ----------------------------------------------------------------------------------------
 
     async def list_topics(self) -> list[str]:
-        """The names of all topics, sorted; without legacy streams, which nobody keeps a list of."""
+        """The names of all topics, sorted; without legacy streams, of which there is no list."""
         return await self._registry.names()
 
     async def describe_topic(self, topic: TopicLike) -> TopicInfo:
         """Size, age and policies of a topic, and each of its partitions."""
-        return await inspect.describe_topic(self._site, await self._find(topic))
+        return await inspect.describe_topic(self._site, await self._registry.existing(topic))
 
     async def list_groups(self, topic: TopicLike) -> list[str]:
-        """The groups of a topic, sorted: all that ever subscribed, and whoever reads its streams otherwise."""
-        return await inspect.group_names(self._site, await self._find(topic))
+        """The groups of a topic, sorted: all that ever subscribed, and those of other readers of its streams."""
+        return await group_names(self._site, await self._registry.existing(topic))
 
     async def describe_group(self, topic: TopicLike, group: str) -> GroupInfo:
         """Where a group stands, exactly: what it has not got, what it has not finished, and who owns what."""
-        return await inspect.describe_group(self._site, await self._find(topic), rules.text("group", group))
+        return await inspect.describe_group(
+            self._site, await self._registry.existing(topic), rules.text("group", group)
+        )
 
     async def pending(self, topic: TopicLike, group: str, count: int = 100, cursor: str | None = None) -> PendingPage:
         """One page of what a group was given and has not finished, over all partitions in the order of the IDs."""
-        found = await self._find(topic)
+        found = await self._registry.existing(topic)
+        rules.text("group", group)
         if cursor is None:
-            await self._check_group(found, group)
-        return await pending_page(self._site, found, rules.text("group", group), count, cursor)
+            await existing_group(self._site, found, group)
+        return await pending_page(self._site, found, group, count, cursor)
 
     async def dead_letters(
         self, topic: TopicLike, count: int = 100, after: str | None = None, group: str | None = None
@@ -114,7 +118,7 @@ class Admin:
         key = self._site.keys.meta(found.name)
         policies = codec.encode({"retention": retention.plain()})
         if not await self._site.run(key, _CONFIGURE([key], self._site.clock.offset_ms, policies)):
-            raise _unknown(topic)
+            raise UnknownTopicError(f"there is no topic {topic!r}")
         self._registry.forget(found.name)
         return await self.describe_topic(topic)
 
@@ -124,7 +128,7 @@ class Admin:
         ``max_len`` (for each partition) and ``max_age`` (in seconds) are limits for this time only. Without them
         the topic's own retention applies, which may allow more.
         """
-        found = await self._find(topic)
+        found = await self._registry.existing(topic)
         kept = found.retention
         if max_len is not None or max_age is not None:
             kept = replace(kept, max_len=max_len, max_age=max_age, on_full="grow", delete_acked=False)
@@ -138,13 +142,13 @@ class Admin:
         group of a Spark query always: where that goes on is in its checkpoint.
         """
         await removal.reset_group(
-            self._site, self._registry, await self._find(topic), rules.text("group", group), to, force
+            self._site, self._registry, await self._registry.existing(topic), rules.text("group", group), to, force
         )
 
     async def delete_group(self, topic: TopicLike, group: str, force: bool = False) -> None:
         """Remove a group; its dead letters stay. Refused while it has live members, unless ``force``."""
         await removal.delete_group(
-            self._site, self._registry, await self._find(topic), rules.text("group", group), force
+            self._site, self._registry, await self._registry.existing(topic), rules.text("group", group), force
         )
 
     async def delete_topic(self, topic: str, force: bool = False) -> None:
@@ -157,46 +161,26 @@ class Admin:
 
     # --- which ------------------------------------------------------------------------------------------
 
-    async def _find(self, topic: TopicLike) -> Topic:
-        if isinstance(topic, LegacyTopic):
-            return await self._registry.look(topic)
-        found = await self._registry.look_up(topic)
-        if found is None:
-            raise _unknown(topic)
-        return found
-
     async def _with_letters(self, topic: TopicLike) -> Topic:
         """The topic, once the letters that are still in the outboxes of its partitions have arrived."""
-        found = await self._find(topic)
-        await dead_letters.collect(self._site, found, await inspect.group_names(self._site, found))
+        found = await self._registry.existing(topic)
+        await dead_letters.collect(self._site, found, await group_names(self._site, found))
         return found
 
     async def _own(self, topic: str, what: str) -> Topic:
         """A topic that is no legacy stream."""
-        found = await self._find(topic)
+        found = await self._registry.existing(topic)
         if found.legacy:
             raise ConfigError(f"cannot {what} {found.name!r}: it is a legacy stream, not a topic")
         return found
 
     async def _half_deleted(self, topic: str) -> Topic | None:
         """What is left of a topic whose deletion was begun and not completed."""
-        keys, link = self._site.keys, self._site.link
-        name("topic", topic)
-        if await link.call(keys.meta(topic), pack("EXISTS", keys.meta(topic))):
+        ask, keys = self._site.ask, self._site.keys
+        if await ask("EXISTS", keys.meta(name("topic", topic))) or not await ask("SISMEMBER", keys.registry, topic):
             return None
-        if not await link.call(keys.registry, pack("SISMEMBER", keys.registry, topic)):
-            return None
-        count = await link.call(keys.partitions(topic), pack("SCARD", keys.partitions(topic)))
-        return Topic(topic, max(count, 1))
-
-    async def _check_group(self, topic: Topic, group: str) -> None:
-        if rules.text("group", group) not in await inspect.group_names(self._site, topic):
-            raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
+        return Topic(topic, max(await ask("SCARD", keys.partitions(topic)), 1))
 
 
 def _group(group: str | None) -> str | None:
     return None if group is None else rules.text("group", group)
-
-
-def _unknown(topic: object) -> UnknownTopicError:
-    return UnknownTopicError(f"there is no topic {topic!r}")

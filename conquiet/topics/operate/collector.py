@@ -1,4 +1,4 @@
-"""What only Redis knows of topics and groups, collected when somebody scrapes."""
+"""What only Redis knows of topics and groups, collected at each scrape."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from conquiet.kit.loopthread import result_from_private_loop
 from conquiet.metrics import GroupGauges, GroupPartitionGauges, PartitionGauges, TopicsCollector
 from conquiet.topics.operate import inspect
 from conquiet.topics.operate.inspect import Counting
+from conquiet.topics.server.group import group_names
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.connections import Connections
@@ -61,7 +62,7 @@ class Collector(TopicsCollector):
         rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = [
             PartitionGauges(topic.name, part.index, part.length) for part in info.by_partition
         ]
-        for group in await inspect.group_names(self._site, topic):
+        for group in await group_names(self._site, topic):
             if self._may_look(topic):
                 rows += await self._read_group(topic, group)
         return rows

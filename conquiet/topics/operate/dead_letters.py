@@ -1,233 +1,30 @@
-"""Dead letters: what they tell, their way to the topic's dead-letter stream, and looking through them there."""
+"""The operator's look through dead letters, and their removal."""
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from collections.abc import AsyncIterator, Iterable, Sequence
 
-from conquiet.errors import ConfigError
-from conquiet.kit import codec, rules
-from conquiet.kit.chunks import by_number, by_size
-from conquiet.kit.ids import incarnation
-from conquiet.message import DATA
-from conquiet.topics.format.entry_ids import entry_id, moment, place
+from conquiet.kit import entry_ids, rules
+from conquiet.kit.chunks import by_number
+from conquiet.topics.server.dead_letters import PAGE, DeadLetter, delete, forward, letters_of, pages
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.pace import Pace
 from conquiet.topics.server.topics import Topic
-from conquiet.wire.keys import name
-from conquiet.wire.scripts import Script
-from conquiet.wire.streams import Entry, entries_of, pack, xlen, xrange_one
+from conquiet.wire.streams import entries_of, xlen
 
-__all__ = ["DeadLetter", "collect", "delete", "forward", "letters", "letters_of", "pages", "purge"]
-
-_PAGE: Final = 100
-_CHUNK_BYTES: Final = 1 << 20
-_FOREIGN: Final = "foreign entry"
-_LAST: Final = "18446744073709551615-18446744073709551615"
-_FORWARD: Final = Script.named("forward")
-_META: Final = tuple(
-    b"originalTopic partitionId group originalMessageId attempts reason errorType error traceback"
-    b" firstFailedAt failedAt consumer crashes fields".split()
-)
-"""The fields that a letter begins with, in this order; the entry's own, which may have the same names, follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A message that a group gave up on, with the entry as it was and the record of its failures.
-
-    ``id`` is the letter's own, ``original_id`` (``ms-seq``) that of the entry in its partition. ``fields`` are the
-    entry's, names and values in turn, verbatim. Whatever else lies in the dead-letter stream is listed too, with
-    the reason ``foreign entry`` and nothing but its ``id`` and ``fields``.
-    """
-
-    id: str
-    topic: str
-    fields: tuple[bytes, ...]
-    partition: int = -1
-    group: str = ""
-    original_id: str = ""
-    attempts: int = 0
-    crashes: int = 0
-    reason: str = _FOREIGN
-    error_type: str = ""
-    error: str = ""
-    traceback: str = ""
-    first_failed_at: dt.datetime | None = None
-    failed_at: dt.datetime | None = None
-    consumer: str = ""
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this is no dead letter at all, and cannot be replayed."""
-        return self.partition < 0
-
-    @property
-    def key(self) -> str | None:
-        """The message's key."""
-        key = self._field(b"key")
-        return None if key is None else _text(key)
-
-    @property
-    def raw(self) -> bytes:
-        """The payload as it is in Redis; empty if the entry has none."""
-        raw = self._field(b"payload")
-        return (self._field(DATA) if raw is None else raw) or b""
-
-    @property
-    def payload(self) -> Any:
-        """The payload, decoded: JSON, or bytes as they are. ``None`` if it is neither, which may be why it is here."""
-        written = self._field(b"codec")
-        if written is not None and written != b"json":
-            return self.raw if written == b"bytes" else None
-        try:
-            return codec.decode(self.raw)
-        except codec.UNREADABLE:
-            return None
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The message's headers; none if they cannot be read."""
-        try:
-            headers = codec.decode(self._field(b"headers") or b"{}")
-        except codec.UNREADABLE:
-            return {}
-        return cast("dict[str, str]", headers) if isinstance(headers, dict) else {}
-
-    def _field(self, wanted: bytes) -> bytes | None:
-        fields = self.fields
-        return next((fields[at + 1] for at in range(0, len(fields), 2) if fields[at] == wanted), None)
-
-
-def _letter(topic: Topic, entry: Entry) -> DeadLetter:
-    id, words = entry[0].decode(), entry[1]
-    try:
-        return _read(topic, id, words)
-    except (ValueError, OverflowError, OSError):
-        return DeadLetter(id, topic.name, tuple(words))
-
-
-def _read(topic: Topic, id: str, words: Sequence[bytes]) -> DeadLetter:
-    head = 2 * len(_META)
-    about = dict(zip(_META, words[1:head:2], strict=True))
-    is_whole = tuple(words[0:head:2]) == _META and len(words) == head + 2 * int(about[b"fields"])
-    if not is_whole or about[b"originalTopic"] != topic.name.encode():
-        raise ValueError(_FOREIGN)
-    return DeadLetter(
-        id,
-        topic.name,
-        tuple(words[head:]),
-        rules.integer("partitionId", int(about[b"partitionId"]), least=0),
-        name("group", about[b"group"].decode()),
-        entry_id("originalMessageId", about[b"originalMessageId"].decode()),
-        int(about[b"attempts"]),
-        int(about[b"crashes"]),
-        _text(about[b"reason"]),
-        _text(about[b"errorType"]),
-        _text(about[b"error"]),
-        _text(about[b"traceback"]),
-        moment(about[b"firstFailedAt"]),
-        moment(about[b"failedAt"]),
-        _text(about[b"consumer"]).partition("#")[0],
-    )
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace")
-
-
-# --- on their way ---------------------------------------------------------------------------------------
-
-
-async def forward(site: Site, topic: Topic, partition: int, group: str, most: int = 100) -> int:
-    """Move up to ``most`` dead letters from a partition's outbox to the topic's dead letters; how many it was.
-
-    Safe to repeat and to run several times at once: a crash at any point loses nothing, and no letter arrives
-    twice. Whoever began last goes on, the others stop. As many as ``most`` means that more may be waiting.
-    """
-    box = _Outbox(site, topic, partition, group, incarnation())
-    if await site.link.call(box.key, xlen(box.key)) == 0:
-        return 0
-    # Read only after the claim: whoever forwarded before cannot append any more what is found now.
-    await box.say("claim", "0-0")
-    left, moved, pace = _LAST, 0, Pace(most)
-    while moved < most and (page := await box.read(min(pace.count, most - moved))):
-        pace.saw(page)
-        for chunk in by_size(page, _CHUNK_BYTES, _size):
-            if await box.say("", chunk[0][0], *_words(chunk)) < 0:
-                return moved
-            left, moved = _next(chunk[-1][0]), moved + len(chunk)
-            await site.link.call(box.key, pack("XDEL", box.key, *(id for id, _ in chunk)))
-    await box.say("", left)
-    return moved
-
-
-@dataclass(frozen=True, slots=True)
-class _Outbox:
-    site: Site
-    topic: Topic
-    partition: int
-    group: str
-    claim: str
-
-    @property
-    def key(self) -> str:
-        return self.site.keys.outbox(self.topic.stream(self.site.keys, self.partition), self.group)
-
-    async def read(self, most: int) -> list[Entry]:
-        return entries_of(await self.site.link.call(self.key, pack("XRANGE", self.key, "-", "+", "COUNT", most)))
-
-    async def say(self, claiming: str, left: str | bytes, *letters: bytes | int) -> int:
-        """Claim the outbox, or append letters, given the ID before which all have left the outbox."""
-        keys, kept, topic = self.site.keys, self.topic.retention, self.topic.name
-        most = -1 if kept.dead_letter_max_len is None else kept.dead_letter_max_len
-        age = -1 if kept.dead_letter_max_age is None else round(kept.dead_letter_max_age * 1000)
-        call = _FORWARD(
-            [keys.dead_letters(topic), keys.forwarded(topic)],
-            self.site.clock.offset_ms,
-            f"{self.group}/{self.partition}",
-            self.claim,
-            claiming,
-            most,
-            age,
-            left,
-            *letters,
-        )
-        return cast("int", await self.site.run(keys.dead_letters(topic), call))
+__all__ = ["collect", "letters", "pages_of_now", "purge"]
 
 
 async def collect(site: Site, topic: Topic, groups: Sequence[str]) -> None:
-    """Forward what lies in the outboxes of some groups now, whoever owns the partitions."""
+    """Forward what lies in the outboxes of some groups now, whichever consumers own the partitions."""
     for index, stream in enumerate(topic.streams(site.keys)):
-        for page in by_number(groups, _PAGE):
+        for page in by_number(groups, PAGE):
             asked = [xlen(site.keys.outbox(stream, group)) for group in page]
             for group, waiting in zip(page, await site.link.call_many(stream, asked), strict=True):
                 if isinstance(waiting, Exception):
                     site.link.refuse(stream, waiting)
-                for _ in range(0, waiting, _PAGE):
-                    if await forward(site, topic, index, group, _PAGE) < _PAGE:
-                        break  # that was all, or somebody else is at it
-
-
-def _words(chunk: Sequence[Entry]) -> Iterator[bytes | int]:
-    for id, words in chunk:
-        yield id
-        yield len(words)
-        yield from words
-
-
-def _size(entry: Entry) -> int:
-    return sum(map(len, entry[1]))
-
-
-def _next(id: bytes) -> str:
-    ms, seq = place(id.decode())
-    return f"{ms}-{seq + 1}"
-
-
-# --- where they are -------------------------------------------------------------------------------------
+                for _ in range(0, waiting, PAGE):
+                    if await forward(site, topic, index, group, PAGE) < PAGE:
+                        break  # that was all, or another forwarder is at it
 
 
 async def letters(
@@ -235,62 +32,28 @@ async def letters(
 ) -> list[DeadLetter]:
     """Up to ``count`` dead letters, oldest first: those after the letter ``after``, of ``group`` if one is given."""
     rules.integer("count", count, least=1)
-    start = "-" if after is None else f"({entry_id('after', after)}"
+    start = "-" if after is None else f"({entry_ids.checked('after', after)}"
     found: list[DeadLetter] = []
-    async for page in pages(site, topic, start, "+", group, min(count, _PAGE)):
+    async for page in pages(site, topic, start, "+", group, min(count, PAGE)):
         found += page
         if len(found) >= count:
             break
     return found[:count]
 
 
-async def pages(
-    site: Site, topic: Topic, start: str, end: str, group: str | None = None, size: int = _PAGE
-) -> AsyncIterator[list[DeadLetter]]:
-    """The dead letters from ``start`` to ``end``, of ``group`` if one is given, in pages that may be empty."""
-    key, pace = site.keys.dead_letters(topic.name), Pace(size)
-    while True:
-        asked = pace.count
-        found = entries_of(await site.link.call(key, pack("XRANGE", key, start, end, "COUNT", asked)))
-        yield [letter for letter in (_letter(topic, entry) for entry in found) if group in (None, letter.group)]
-        if len(found) < asked:
-            return
-        pace.saw(found)
-        start = f"({found[-1][0].decode()}"
-
-
-async def letters_of(site: Site, topic: Topic, ids: Iterable[str], group: str | None = None) -> list[DeadLetter]:
-    """The letters of these IDs that are still there, of ``group`` if one is given."""
-    if isinstance(ids, str):
-        raise ConfigError(f"ids must be several IDs, not the string {ids!r}")
-    wanted = sorted({entry_id("ids", id) for id in ids}, key=place)
-    key, found = site.keys.dead_letters(topic.name), list[DeadLetter]()
-    for some in by_number(wanted, _PAGE):
-        replies = await site.link.call_many(key, [xrange_one(key, id) for id in some])
-        for reply in replies:
-            if isinstance(reply, Exception):
-                site.link.refuse(key, reply)
-            found += [_letter(topic, entry) for entry in entries_of(reply)]
-    return [letter for letter in found if group in (None, letter.group)]
-
-
-async def delete(site: Site, topic: Topic, ids: Iterable[str]) -> int:
-    """Remove letters; how many were there."""
-    key, gone, words = site.keys.dead_letters(topic.name), 0, list(ids)
-    for some in by_number(words, _PAGE):
-        gone += await site.link.call(key, pack("XDEL", key, *some))
-    return gone
+async def pages_of_now(site: Site, topic: Topic, group: str | None) -> AsyncIterator[list[DeadLetter]]:
+    """The dead letters up to the last one of now, of ``group`` if one is given, in pages that may be empty."""
+    newest = entries_of(await site.ask("XREVRANGE", site.keys.dead_letters(topic.name), "+", "-", "COUNT", 1))
+    if newest:
+        async for page in pages(site, topic, "-", newest[0][0].decode(), group):
+            yield page
 
 
 async def purge(site: Site, topic: Topic, ids: Iterable[str] | None = None, group: str | None = None) -> int:
     """Remove the letters of these IDs, or all there are now, of ``group`` if one is given; how many were removed."""
     if ids is not None:
-        chosen = await letters_of(site, topic, ids, group)
-        return await delete(site, topic, [letter.id for letter in chosen])
-    key, gone = site.keys.dead_letters(topic.name), 0
-    newest = entries_of(await site.link.call(key, pack("XREVRANGE", key, "+", "-", "COUNT", 1)))
-    if not newest:
-        return 0
-    async for page in pages(site, topic, "-", newest[0][0].decode(), group):
+        return await delete(site, topic, [letter.id for letter in await letters_of(site, topic, ids, group)])
+    gone = 0
+    async for page in pages_of_now(site, topic, group):
         gone += await delete(site, topic, [letter.id for letter in page])
     return gone

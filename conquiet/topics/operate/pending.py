@@ -9,8 +9,8 @@ from typing import Final
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
+from conquiet.kit.entry_ids import checked, moment, order
 from conquiet.message import EntryId
-from conquiet.topics.format.entry_ids import entry_id, moment, place
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.parser import Reply
@@ -64,7 +64,7 @@ async def pending_page(
     rules.integer("count", count, least=1)
     starts = _starts(topic, cursor)
     pages = await asyncio.gather(*(_partition(site, topic, group, at, start, count) for at, start in enumerate(starts)))
-    merged = sorted((entry for page in pages for entry in page), key=lambda one: (place(one.id), one.partition))
+    merged = sorted((entry for page in pages for entry in page), key=lambda one: (order(one.id), one.partition))
     entries = tuple(merged[:count])
     last = entries[-1] if len(entries) == count else None
     return PendingPage(entries, None if last is None else f"{last.id}/{last.partition}")
@@ -77,7 +77,7 @@ def _starts(topic: Topic, cursor: str | None) -> list[str]:
     id, slash, index = cursor.partition("/") if isinstance(cursor, str) else ("", "", "")
     if not slash or not index.isascii() or not index.isdigit():
         raise ConfigError(f"cursor must come from a page before, not be {cursor!r}")
-    id = entry_id("cursor", id)
+    id = checked("cursor", id)
     return [f"({id}" if partition <= int(index) else id for partition in range(topic.partitions)]
 
 

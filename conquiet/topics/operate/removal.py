@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, cast
 
 from conquiet.errors import ConfigError, QueueError
+from conquiet.kit import entry_ids
 from conquiet.kit.chunks import by_number
-from conquiet.topics.format.entry_ids import before, entry_id
-from conquiet.topics.operate.dead_letters import forward
-from conquiet.topics.operate.growth import call_members
-from conquiet.topics.operate.inspect import group_names, live_members, look_at
-from conquiet.topics.outside.external_groups import unmark
+from conquiet.topics.server.dead_letters import forward
+from conquiet.topics.server.external_groups import unmark
+from conquiet.topics.server.group import (
+    call_members,
+    existing_group,
+    group_names,
+    live_members,
+    look_at,
+    on_every_partition,
+)
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.presence import on_every_partition
 from conquiet.topics.server.topics import FRESH, Registry, Topic
 from conquiet.wire.scripts import Call, Script
-from conquiet.wire.streams import pack
 
 __all__ = ["ResetTo", "delete_group", "delete_topic", "reset_group"]
 
@@ -46,13 +50,13 @@ async def reset_group(
     Refused while it has live members, unless ``force``: then these lose what they have in hand and take their
     partitions again. Each partition is moved at once, one after the other, and what is pending there is forgotten page
     by page; nothing is delivered before that is done. Safe to repeat: what was begun and not completed is completed by
-    a repetition, or by whoever takes the partition. Partitions that the topic gets meanwhile are treated alike.
+    a repetition, or by the next owner of the partition. Partitions that the topic gets meanwhile are treated alike.
     """
     place = _place(topic, to)
     if group in topic.spark_groups:
         what = f"group {group!r} of topic {topic.name!r} is a Spark query's: where it goes on is in its checkpoint"
         raise ConfigError(f"cannot reset it here, since {what}")
-    await _known(site, topic, group)
+    await existing_group(site, topic, group)
     await _refuse_if_live(site, topic, [group], "reset group", force)
 
     async def move(partitions: range) -> None:
@@ -75,33 +79,28 @@ async def _reset_on(site: Site, stream: str, group: str, id: str) -> None:
 def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
     """The ID after which a partition goes on; ``None`` for one that stays where it is."""
     if isinstance(to, Mapping):
-        places = {_index(topic, index): entry_id("to", id) for index, id in cast("Mapping[object, object]", to).items()}
+        given = cast("Mapping[object, object]", to).items()
+        places = {topic.check_partition(index): entry_ids.checked("to", id) for index, id in given}
         if not places:
             raise ConfigError("to must name at least one partition")
         return places.get
     if isinstance(to, dt.datetime):
-        start = before("to", to)
+        start = entry_ids.until("to", to)
     elif isinstance(to, str) and to in ("earliest", "latest"):
-        start = "0-0" if to == "earliest" else "$"
+        start = entry_ids.BEGINNING if to == "earliest" else "$"
     else:
         rule = "'earliest', 'latest', an aware datetime or a mapping of partitions to entry IDs"
         raise ConfigError(f"to must be {rule}, not {to!r}")
     return lambda partition: start
 
 
-def _index(topic: Topic, index: object) -> int:
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < topic.partitions:
-        raise ConfigError(f"a partition of {topic.name!r} must be from 0 to {topic.partitions - 1}, not {index!r}")
-    return index
-
-
 async def delete_group(site: Site, registry: Registry, topic: Topic, group: str, force: bool = False) -> None:
     """Remove ``group`` from the topic, also while that grows; its dead letters stay. Safe to repeat after a crash.
 
-    Refused while it has live members, unless ``force``: then their subscriptions end. Whoever subscribes later
-    begins a new group of that name.
+    Refused while it has live members, unless ``force``: then their subscriptions end. A later
+    subscription begins a new group of that name.
     """
-    await _known(site, topic, group)
+    await existing_group(site, topic, group)
     await _refuse_if_live(site, topic, [group], "delete group", force)
 
     async def remove(partitions: range) -> None:
@@ -109,15 +108,13 @@ async def delete_group(site: Site, registry: Registry, topic: Topic, group: str,
             await _delete_from(site, topic, partition, group)
         await _drop_members(site, topic.name, [group])
         outboxes = [f"{group}/{partition}" for partition in partitions]
-        forwarded = site.keys.forwarded(topic.name)
         for some in by_number(outboxes, _PAGE):
-            await site.link.call(forwarded, pack("HDEL", forwarded, *some))
+            await site.ask("HDEL", site.keys.forwarded(topic.name), *some)
         if not topic.legacy:
             await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
 
     await on_every_partition(registry, topic, remove)
-    key = site.keys.groups(topic.name)
-    await site.link.call(key, pack("SREM", key, group))
+    await site.ask("SREM", site.keys.groups(topic.name), group)
 
 
 async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> None:
@@ -130,7 +127,7 @@ async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> 
             return
         if waiting and await forward(site, topic, partition, group) == 0:
             rounds += 1
-            await site.clock.sleep(0.01)  # somebody else is at it
+            await site.clock.sleep(0.01)  # another forwarder is at it
     raise QueueError(f"the dead letters of group {group!r} on {stream!r} do not come to an end")
 
 
@@ -146,11 +143,6 @@ async def _drop_members(site: Site, topic: str, groups: Iterable[str]) -> None:
         key = site.keys.members(topic, group)
         keys = [key, site.keys.members_info(topic, group), site.keys.generation(topic, group)]
         await site.run(key, _DROP(keys, _NOTICE_MS))
-
-
-async def _known(site: Site, topic: Topic, group: str) -> None:
-    if group not in await group_names(site, topic):
-        raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
 
 
 async def _refuse_if_live(site: Site, topic: Topic, groups: Iterable[str], what: str, force: bool) -> None:
@@ -173,9 +165,9 @@ async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool
     groups = await group_names(site, topic)
     await _refuse_if_live(site, topic, groups, "delete the topic of group", force)
     keys, listed = site.keys, site.keys.partitions(topic.name)
-    streams = [keys.partition(topic.name, index) for index in range(max(topic.partitions, topic.next_count or 0))]
+    streams = [keys.partition(topic.name, index) for index in range(topic.span)]
     # From here on this list and the registry know what is left to do.
-    known = {key.decode() for key in await site.link.call(listed, pack("SMEMBERS", listed))}
+    known = {key.decode() for key in await site.ask("SMEMBERS", listed)}
     unlisted = [stream for stream in streams if stream not in known]
     for some in by_number(unlisted, _PAGE):
         await site.run(listed, _LIST([listed], *some))
@@ -195,11 +187,12 @@ async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool
 async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None:
     look = await look_at(site, stream)
     leases, doomed = list[str](), list[str]()
-    for group in sorted(look.groups.union(look.deleted_groups, groups)):
+    there = {group.decode(errors="replace") for group in look.groups | look.deleted_groups}
+    for group in sorted(there.union(groups)):
         lease, *others = site.keys.of_group(stream, group)
         leases.append(lease)
         doomed += others
-    # The epochs are remembered for a day, lest a topic that is made again begins with one that somebody has in hand.
+    # The epochs are remembered for a day, lest a topic that is made again begins with one that an owner still has.
     for some in by_number(leases, _PAGE):
         await site.run(stream, _RETIRE(some, site.clock.offset_ms))
     doomed += site.keys.of_partition(stream)
@@ -210,12 +203,12 @@ async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None
 async def _unlist(site: Site, topic: str) -> None:
     keys = site.keys
     await _unlink(site, [keys.groups(topic)])
-    if await site.link.call(keys.meta(topic), pack("EXISTS", keys.meta(topic))):
-        return  # somebody has made a new topic of that name meanwhile
+    if await site.ask("EXISTS", keys.meta(topic)):
+        return  # a new topic of that name was made meanwhile
     await _unlink(site, [keys.partitions(topic)])
-    await site.link.call(keys.registry, pack("SREM", keys.registry, topic))
+    await site.ask("SREM", keys.registry, topic)
 
 
 async def _unlink(site: Site, keys: Sequence[str]) -> None:
     """Remove keys of one slot."""
-    await site.link.call(keys[0], pack("UNLINK", *keys))
+    await site.ask("UNLINK", *keys)

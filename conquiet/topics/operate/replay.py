@@ -10,12 +10,12 @@ from typing import Final
 from conquiet.errors import ConfigError, ConquietError, GroupLostError, QueueError
 from conquiet.kit.chunks import by_number
 from conquiet.kit.ids import incarnation
-from conquiet.topics.operate.dead_letters import DeadLetter, delete, letters_of, pages
+from conquiet.topics.operate.dead_letters import pages_of_now
+from conquiet.topics.server.dead_letters import DeadLetter, delete, letters_of
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
-from conquiet.wire.streams import entries_of, pack
 
 __all__ = ["replay"]
 
@@ -59,12 +59,9 @@ async def _chosen(
         for some in by_number(letters, _PAGE):
             yield some
         return
-    key = site.keys.dead_letters(topic.name)
-    # Up to the last one of now: what fails again meanwhile is not replayed again.
-    newest = entries_of(await site.link.call(key, pack("XREVRANGE", key, "+", "-", "COUNT", 1)))
-    if newest:
-        async for page in pages(site, topic, "-", newest[0][0].decode(), group):
-            yield [letter for letter in page if not letter.is_foreign]
+    # Of now only: what fails again meanwhile is not replayed again.
+    async for page in pages_of_now(site, topic, group):
+        yield [letter for letter in page if not letter.is_foreign]
 
 
 @dataclass(slots=True)
@@ -80,8 +77,8 @@ class _Run:
     async def give_back(self, page: Sequence[DeadLetter]) -> None:
         partitions = sorted({letter.partition for letter in page})
         marked = await asyncio.gather(*(self._begin(partition) for partition in partitions))
-        # Read again after each partition knows of this run: what is still there now was replayed by nobody, or by
-        # somebody whose mark stays until this run has ended.
+        # Read again after each partition knows of this run: what is still there now was not replayed, or by a run
+        # whose mark stays until this one has ended.
         asked = dict.fromkeys([*(letter.id for letter in page), *(id for marks in marked for id in marks)])
         there = await letters_of(self.site, self.topic, asked)
         done = await asyncio.gather(*(self._replay(partition, there) for partition in partitions))
@@ -104,7 +101,7 @@ class _Run:
         return [letter.id for letter, reply in zip(mine, replies, strict=True) if self._took(letter, reply)]
 
     def _refuses(self, letter: DeadLetter) -> bool:
-        """Whether nobody would get the letter: what a Spark query reads is no matter of its group."""
+        """Whether no consumer would get the letter: what a Spark query reads is no matter of its group."""
         is_spark = letter.group in self.topic.spark_groups
         if is_spark:
             what = f"group {letter.group!r} is a Spark query's, which is given nothing"

@@ -8,23 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from conquiet.kit.entry_ids import BEGINNING, after, order
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.pace import Pace
-from conquiet.topics.server.topics import Topic, id_order
+from conquiet.topics.server.pace import paged
+from conquiet.topics.server.topics import Topic
+from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script
-from conquiet.wire.streams import Entry, pack
+from conquiet.wire.streams import Entry
 
-__all__ = ["BEGINNING", "End", "after", "before", "count_after", "ends", "last_up_to", "pages", "removed_after"]
-
-BEGINNING: Final = "0-0"
-_LAST_SEQUENCE: Final = (1 << 64) - 1
-_COUNTED: Final = 2_000
-"""Entries that are counted in one go, before others get their turn at the server."""
+__all__ = ["End", "ends", "last_up_to", "pages", "removed_after"]
 
 _END: Final = Script.named("partition_end")
-_COUNT: Final = Script.named("count_after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +79,21 @@ async def pages(site: Site, stream: str, since: str, until: str, count: int) -> 
 async def _fetch(
     site: Site, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
 ) -> None:
-    pace = Pace(count)
+    async def ask(*words: str) -> Reply:
+        return await patiently(site.clock, partial(site.ask, *words))
+
     try:
-        while True:
-            asked = pace.count
-            command = pack("XRANGE", stream, f"({since}", until, "COUNT", asked)
-            page: list[Entry] = await patiently(site.clock, partial(site.link.call, stream, command))
+        async for page in paged(ask, stream, f"({since}", until, count):
             if page:
-                since = page[-1][0].decode()
                 await fetched.put(page)
-            if len(page) < asked:
-                await fetched.put([])
-                return
-            pace.saw(page)
+        await fetched.put([])
     except Exception as error:
         await fetched.put(error)
 
 
-async def count_after(site: Site, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
-    """Up to ``most`` entries after ``since`` up to ``until``: how many there are, and the ID of the last one."""
-    counted = 0
-    while counted < most:
-        size = min(_COUNTED, most - counted)
-        count, last = await site.run(stream, _COUNT([stream], since, until, size))
-        counted += count
-        if not last:
-            return counted, until
-        since = last.decode()
-    return counted, since
-
-
 async def last_up_to(site: Site, stream: str, id: str) -> str | None:
     """The last entry up to ``id``; ``None`` if there is none."""
-    found = await site.link.call(stream, pack("XREVRANGE", stream, id, "-", "COUNT", 1))
+    found = await site.ask("XREVRANGE", stream, id, "-", "COUNT", 1)
     return str(found[0][0].decode()) if found else None
 
 
@@ -123,27 +101,13 @@ def removed_after(end: End, since: str, read: int | None) -> int | None:
     """How many entries after ``since`` were removed unread, if ``read`` entries were ever added up to there.
 
     0 for none, ``None`` for some, on a server that does not count. There, what retention notes decides, and where
-    somebody else has removed entries, that the first one left comes later than ``since``, which is gone itself.
+    another program has removed entries, that the first one left comes later than ``since``, which is gone itself.
     """
     if end.gone is not None and read is not None:
         return max(0, end.gone - read)
     first = end.first or after(end.last)
-    if id_order(first) <= id_order(after(since)):
+    if order(first) <= order(after(since)):
         return 0
     if since == BEGINNING:  # no entry's ID: whether the first one is gone, only these tell
         return 0 if end.first is not None and end.bound is None else None
-    return 0 if end.bound is not None and id_order(end.bound) <= id_order(after(since)) else None
-
-
-def after(id: str) -> str:
-    """The ID that comes next after ``id``."""
-    ms, seq = id_order(id)
-    return f"{ms + 1}-0" if seq == _LAST_SEQUENCE else f"{ms}-{seq + 1}"
-
-
-def before(id: str) -> str:
-    """The ID that comes just before ``id``."""
-    ms, seq = id_order(id)
-    if seq:
-        return f"{ms}-{seq - 1}"
-    return f"{ms - 1}-{_LAST_SEQUENCE}" if ms else BEGINNING
+    return 0 if end.bound is not None and order(end.bound) <= order(after(since)) else None

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from conquiet.errors import ConfigError
+from conquiet.errors import ConfigError, QueueError
 from conquiet.kit import rules
+from conquiet.kit.chunks import spans
 from conquiet.message import Outgoing
 from conquiet.topics.codec import Codec
 from conquiet.topics.format import envelope
+from conquiet.topics.format.partitioner import NAMED, Partitioner
+from conquiet.topics.server import writes
+from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
-from conquiet.wire import streams
 from conquiet.wire.scripts import Call
 from conquiet.wire.streams import pack
 
-__all__ = ["Destination", "Packing", "Run", "now_ms"]
+__all__ = ["CHUNK", "CHUNK_BYTES", "Batch", "Destination", "Run", "named_partitioner"]
 
-_CHUNK: Final = 500
-_CHUNK_BYTES: Final = 1 << 20
+CHUNK: Final = 500
+"""Messages of one round trip: as rows of one script call, they hold the server for about a millisecond."""
+CHUNK_BYTES: Final = 1 << 20
+
+
+def named_partitioner(topic: Topic) -> Partitioner:
+    """A new partitioner of the kind that the topic's settings name."""
+    if topic.partitioner not in NAMED:
+        raise QueueError(f"this version does not know the partitioner {topic.partitioner!r} of topic {topic.name!r}")
+    return NAMED[topic.partitioner]()
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A partition, and what is the same for all messages that go there."""
+    """A partition, and how the commands begin that append a plain message to it."""
 
     partition: int
     stream: str
@@ -35,8 +45,7 @@ class Destination:
     @classmethod
     def to(cls, partition: int, stream: str) -> Destination:
         """A partition."""
-        heads = (streams.xadd_message_head(stream, 2), streams.xadd_message_head(stream, 3))
-        return cls(partition, stream, *heads)
+        return cls(partition, stream, envelope.command_start(stream, False), envelope.command_start(stream, True))
 
 
 @dataclass(slots=True)
@@ -49,61 +58,39 @@ class Run:
     calls: list[Call] = field(default_factory=list["Call"])
     """The same as ``commands`` where a script has to decide; else empty."""
 
-    @property
-    def partition(self) -> int:
-        """Where it goes."""
-        return self.destination.partition
-
-    @property
-    def stream(self) -> str:
-        """The key of that partition."""
-        return self.destination.stream
-
     def chunks(self) -> Iterator[Run]:
-        """Itself in runs that hold neither side up: by number, and by size."""
-        if len(self.commands) <= _CHUNK and sum(map(len, self.commands)) <= _CHUNK_BYTES:
-            yield self
-            return
-        start = size = 0
-        for at, command in enumerate(self.commands):
-            if at > start and (at - start >= _CHUNK or size + len(command) > _CHUNK_BYTES):
-                yield self._part(start, at)
-                start, size = at, 0
-            size += len(command)
-        yield self._part(start, len(self.commands))
-
-    def _part(self, start: int, end: int) -> Run:
-        parts = self.places[start:end], self.commands[start:end], self.calls[start:end]
-        return Run(self.destination, *parts)
+        """Itself in runs that hold up neither side: by number, and by size."""
+        for span in spans(list(map(len, self.commands)), CHUNK, CHUNK_BYTES):
+            yield Run(self.destination, self.places[span], self.commands[span], self.calls[span])
 
 
-class Packing:
+class Batch:
     """Takes the messages of one call to ``send`` or ``send_batch``, in order.
 
-    ``route`` tells the partition of a key, ``destination`` what goes with a partition, ``guard`` makes the script
-    call for a message that a plain ``XADD`` is not enough for. All of one call go the same way: calls of a script that
-    the server forgot are sent again, behind what was not refused.
+    ``route`` tells the partition of a key, ``destination`` what goes with a partition. If it is ``guarded``, or the
+    topic is bounded, a script appends each message. All of one call go the same way: script calls that the server
+    does not know are sent again, behind what was not refused.
     """
 
     def __init__(
         self,
+        site: Site,
         topic: Topic,
         codec: Codec,
-        route: Callable[[str | None, int], int],
+        route: Partitioner,
         destination: Callable[[Topic, int], Destination],
-        guard: Callable[[Topic, str, str, Sequence[bytes | str | int]], Call],
-        guarded: bool,
+        guard: writes.Window | None,
     ) -> None:
         self.runs: dict[int, Run] = {}
         self.topic = topic
+        self._site = site
         self._codec = codec
         self._encode = codec.encode
         self._route = route
         self._destination = destination
         self._guard = guard
-        self._is_guarded = guarded or topic.retention.on_full != "grow"
-        self._now = now_ms()
-        self._is_plain = not self._is_guarded and not topic.legacy and codec.name == "json"
+        self._now = envelope.now_ms()
+        self._is_plain = guard is None and not topic.legacy and codec.name == "json"
 
     def is_plain(self, message: Outgoing) -> bool:
         """Whether its entry has no more than a payload, a timestamp and a key, and a plain ``XADD`` appends it."""
@@ -116,9 +103,9 @@ class Packing:
             raise envelope.too_large(payload)
         text = message.key
         key = None if text is None else envelope.text_of("key", text)
-        destination = self._destination(self.topic, self._partition(message))
-        head = destination.without_key if key is None else destination.with_key
-        return destination, streams.xadd_message(head, payload, now, key)
+        destination = self.destination_of(message)
+        start = destination.without_key if key is None else destination.with_key
+        return destination, envelope.command_of(start, payload, now, key)
 
     def add(self, at: int, message: Outgoing) -> None:
         """Put the message of place ``at`` behind the others that go to its partition."""
@@ -134,34 +121,22 @@ class Packing:
 
     def _add_special(self, at: int, message: Outgoing) -> None:
         fields = envelope.fields_of(message, self._codec, self.topic.legacy)
-        partition = self._partition(message)
-        run = self.runs.get(partition)
-        if run is None:
-            run = self.runs[partition] = Run(self._destination(self.topic, partition))
+        destination = self.destination_of(message)
+        run = self.runs.setdefault(destination.partition, Run(destination))
         run.places.append(at)
-        if self._is_guarded:
-            call = self._guard(self.topic, run.stream, message.message_id or "", fields)
-            run.calls.append(call)
-            run.commands.append(call.by_hash())
-        else:
-            run.commands.append(pack("XADD", run.stream, "*", *fields))
+        if self._guard is None:
+            run.commands.append(pack("XADD", destination.stream, "*", *fields))
+            return
+        call = writes.append(self._site, self.topic, destination.stream, message.message_id, self._guard, fields)
+        run.calls.append(call)
+        run.commands.append(call.by_hash())
 
-    def _partition(self, message: Outgoing) -> int:
-        partitions = self.topic.partitions
-        if message.partition is not None:
-            return _within(message.partition, partitions)
-        if partitions == 1:
-            return 0
-        return self._route(message.key if message.key is not None else message.message_id, partitions)
-
-
-def now_ms() -> bytes:
-    """The time of sending, as entries hold it."""
-    return b"%d" % (time.time() * 1000)
-
-
-def _within(partition: object, partitions: int) -> int:
-    index = rules.integer("partition", partition, least=0)
-    if index >= partitions:
-        raise ConfigError(f"partition must be less than {partitions}, not {index}")
-    return index
+    def destination_of(self, message: Outgoing) -> Destination:
+        """Where a message goes."""
+        partitions, partition = self.topic.partitions, message.partition
+        if partition is None:
+            key = message.key if message.key is not None else message.message_id
+            partition = 0 if partitions == 1 else self._route(key, partitions)
+        elif rules.integer("partition", partition, least=0) >= partitions:
+            raise ConfigError(f"partition must be less than {partitions}, not {partition}")
+        return self._destination(self.topic, partition)

@@ -1,4 +1,4 @@
-"""Where an instance's topics live: what every module of the room needs and none of them owns."""
+"""Where topics live: the connections, the names of the keys and the clock that every module here needs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, run, run_many
+from conquiet.wire.streams import pack
 
 __all__ = ["Site"]
 
@@ -20,11 +21,20 @@ _PATIENCE: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A link to the servers, the names of the keys there, and the clock that decides."""
+    """Connections to the servers, the names of the keys there, and the clock that decides."""
 
     link: Connections
     keys: Keys = field(default_factory=Keys)
     clock: Clock = SYSTEM_CLOCK
+
+    async def ask(self, command: str, key: str, *words: str | bytes | int) -> Reply:
+        """The reply to one command on ``key``."""
+        return await self.link.call(key, pack(command, key, *words))
+
+    async def enlist(self, key: str, member: str) -> None:
+        """Put ``member`` into the set ``key``, unless it is there: a server whose memory is full refuses even that."""
+        if not await self.ask("SISMEMBER", key, member):
+            await self.ask("SADD", key, member)
 
     async def run(self, key: str, call: Call) -> Reply:
         """The reply to one script on ``key``."""

@@ -16,9 +16,8 @@ from conquiet.topics.server.instance import Site
 from conquiet.wire.connections import is_for_want_of_memory
 from conquiet.wire.keys import Keys, name
 from conquiet.wire.scripts import Script
-from conquiet.wire.streams import pack
 
-__all__ = ["FRESH", "Growth", "LegacyTopic", "Registry", "Topic", "TopicLike", "checked_topic", "id_order"]
+__all__ = ["FRESH", "Growth", "LegacyTopic", "Registry", "Topic", "TopicLike", "checked_topic"]
 
 _log = logging.getLogger("conquiet.topics")
 
@@ -26,7 +25,7 @@ FRESH: Final = 1.0
 """For how many seconds a producer goes by what it knows of a topic. Growth waits longer than that."""
 
 _KEPT: Final = 10_000
-"""Topics of which something is remembered; whoever uses more asks the server more often."""
+"""Topics of which something is remembered; a client that uses more asks the server more often."""
 
 _CREATE: Final = Script.named("topic_create")
 _LOOK: Final = Script.named("topic_look")
@@ -51,12 +50,6 @@ TopicLike: TypeAlias = str | LegacyTopic
 def checked_topic(topic: object) -> TopicLike:
     """``topic`` if it can name one."""
     return topic if isinstance(topic, LegacyTopic) else name("topic", topic)
-
-
-def id_order(id: str) -> tuple[int, int]:
-    """What an entry ID is compared by."""
-    ms, _, seq = id.partition("-")
-    return int(ms), int(seq or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +79,20 @@ class Topic:
     """The same by the server's time."""
     legacy: bool = False
     spark_groups: frozenset[str] = frozenset()
-    """The groups of Spark queries, which nobody can subscribe to."""
+    """The groups of Spark queries, which no consumer can subscribe to."""
     claimed_groups: frozenset[str] = frozenset()
-    """Those of which it is being looked into whether they can become such."""
+    """Groups that a Spark query is about to adopt."""
 
     @property
     def span(self) -> int:
         """How many partitions it has, with those of a growth that is announced."""
         return max(self.partitions, self.next_count or 0)
+
+    def check_partition(self, index: object) -> int:
+        """``index`` if it is a partition of this topic; else ``ConfigError``."""
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.partitions:
+            raise ConfigError(f"a partition of {self.name!r} must be from 0 to {self.partitions - 1}, not {index!r}")
+        return index
 
     def stream(self, keys: Keys, partition: int) -> str:
         """The key of a partition."""
@@ -134,17 +133,23 @@ class Registry:
         return known[1] if known is not None and self._site.clock.monotonic() < known[0] else None
 
     async def look(self, topic: TopicLike) -> Topic:
-        """The topic as it is now."""
-        if isinstance(topic, LegacyTopic):
-            return Topic(topic.stream, 1, legacy=True)
-        found = await self.look_up(topic)
-        if found is None:
-            if self._auto_create is None:
-                raise UnknownTopicError(f"there is no topic {topic!r}: create_topic makes one")
+        """The topic as it is now, listed; made if there is none and the broker makes topics."""
+        try:
+            found = await self.existing(topic)
+        except UnknownTopicError:
+            if self._auto_create is None or isinstance(topic, LegacyTopic):
+                raise
             defaults = self._auto_create
-            found = await self.create(topic, defaults.partitions, defaults.retention, defaults.partitioner)
-        elif not found.legacy:
+            return await self.create(topic, defaults.partitions, defaults.retention, defaults.partitioner)
+        if not found.legacy:
             await self.enlist(found)
+        return found
+
+    async def existing(self, topic: TopicLike) -> Topic:
+        """The topic as it is now; ``UnknownTopicError`` if there is none. No side effect."""
+        found = Topic(topic.stream, 1, legacy=True) if isinstance(topic, LegacyTopic) else await self.look_up(topic)
+        if found is None:
+            raise UnknownTopicError(f"there is no topic {topic!r}: create_topic makes one")
         return found
 
     async def look_up(self, topic: str) -> Topic | None:
@@ -154,9 +159,9 @@ class Registry:
         asked = self._site.clock.monotonic()
         now, *meta = await self._site.run(key, _LOOK([key], self._site.clock.offset_ms))
         if meta:
-            return self._topic(topic, meta, int(now), asked)
+            return _topic_of(topic, meta, int(now), asked)
         bare = self._site.keys.bare(topic)
-        kind = await self._site.link.call(bare, pack("TYPE", bare))
+        kind = await self._site.ask("TYPE", bare)
         return Topic(bare, 1, legacy=True) if kind == b"stream" else None
 
     async def create(self, topic: str, partitions: int, retention: Retention, partitioner: str = "murmur2") -> Topic:
@@ -173,7 +178,7 @@ class Registry:
         return found
 
     async def restore(self, topic: Topic) -> Topic:
-        """Make a topic again as it was, on a server that forgot everything; find it if somebody did so already."""
+        """Make a topic again as it was, on a server that forgot everything, or find it made again already."""
         return await self._create(topic)
 
     async def _create(self, topic: Topic) -> Topic:
@@ -185,7 +190,7 @@ class Registry:
         call = _CREATE([key], clock.offset_ms, topic.partitions, topic.partitioner, policies, since, *spark)
         now, *meta = await self._site.run(key, call)
         self.forget(topic.name)
-        found = self._topic(topic.name, meta, int(now), asked)
+        found = _topic_of(topic.name, meta, int(now), asked)
         await self.enlist(found)
         return found
 
@@ -196,11 +201,10 @@ class Registry:
 
     async def names(self) -> list[str]:
         """All topics, sorted."""
-        key = self._site.keys.registry
-        return sorted(member.decode() for member in await self._site.link.call(key, pack("SMEMBERS", key)))
+        return sorted(member.decode() for member in await self._site.ask("SMEMBERS", self._site.keys.registry))
 
     async def enlist(self, topic: Topic) -> None:
-        """List a topic and its streams; where the server has no memory for that, whoever finds it later does."""
+        """List a topic and its streams; if the server has no memory for that, the next client that finds it does."""
         # The meta makes the topic; these two only list it, so that a crash between them does no harm.
         if self._registered.get(topic.name) == topic.partitions:
             return
@@ -214,23 +218,22 @@ class Registry:
             self._registered.keep(topic.name, topic.partitions)
 
     async def _enlist(self, topic: Topic) -> None:
-        keys = self._site.keys
-        link, key = self._site.link, keys.partitions(topic.name)
-        # Asked first: a server whose memory is full refuses to list again what is listed.
-        if not await link.call(keys.registry, pack("SISMEMBER", keys.registry, topic.name)):
-            await link.call(keys.registry, pack("SADD", keys.registry, topic.name))
-        if await link.call(key, pack("SCARD", key)) != topic.partitions:
-            await link.call(key, pack("SADD", key, *topic.streams(keys)))
-
-    def _topic(self, topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
-        fields = dict(zip(meta[::2], meta[1::2], strict=True))
-        try:
-            return _topic_of(topic, fields, now, asked)
-        except (AttributeError, KeyError, TypeError, *codec.UNREADABLE) as error:
-            raise QueueError(f"the meta of topic {topic!r} cannot be read: {error!r}") from error
+        site, listed = self._site, self._site.keys.partitions(topic.name)
+        await site.enlist(site.keys.registry, topic.name)
+        if await site.ask("SCARD", listed) != topic.partitions:
+            await site.ask("SADD", listed, *topic.streams(site.keys))
 
 
-def _topic_of(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float) -> Topic:
+def _topic_of(topic: str, meta: list[bytes], now: int, asked: float) -> Topic:
+    """The topic that its meta describes; ``now`` is the server's time at the local time ``asked``."""
+    fields = dict(zip(meta[::2], meta[1::2], strict=True))
+    try:
+        return _read(topic, fields, now, asked)
+    except (AttributeError, KeyError, TypeError, *codec.UNREADABLE) as error:
+        raise QueueError(f"the meta of topic {topic!r} cannot be read: {error!r}") from error
+
+
+def _read(topic: str, fields: Mapping[bytes, bytes], now: int, asked: float) -> Topic:
     policies = codec.decode(fields.get(b"policies", b"{}"))
     growth = codec.decode(fields.get(b"growth", b"[]"))
     effective = fields.get(b"effectiveAt")

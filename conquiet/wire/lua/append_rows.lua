@@ -3,7 +3,7 @@
 -- KEYS   stream, written, what the batch before has written, trim
 -- ARGV   offset ms, place or '' if rows have IDs, digest of the chunk, ms to remember it, ms to remember the batch
 --        before or '' to leave that alone, most entries or -1, 'reject' or 'drop' at that or 'grow', timestamp,
---        a digit a row: 1 key + 2 headers + 4 ID, then of each row the payload and those, all in one MessagePack array
+--        a digit a row (entry), then the values of all rows in one MessagePack array
 -- RETURNS {'OK' | 'AGAIN' | 'DIFFERS', rows appended, unfinished entries dropped}
 --         | {'FULL', entries, entries that were removed; if any, another call may remove more}
 -- MEMORY adds: messages more
@@ -11,6 +11,7 @@
 --#include full_memory
 --#include rows
 --#include bound
+--#include entry
 local stream, written, before, trim = unpack(KEYS)
 local offset, place, digest, keep, forget, most, full, timestamp, kinds, packed = unpack(ARGV)
 local now, limit, status = now_ms(offset), tonumber(most), 'OK'
@@ -33,14 +34,13 @@ if not by_id then
 end
 
 local values = cmsgpack.unpack(packed)
-local widths = {[0] = 1, 2, 2, 3, 2, 3, 3, 4} -- how many values a row of each kind has; its ID is the last one
 
 -- The numbers of the rows whose IDs are there already, and how many are not.
 local known, ids, count = {}, {}, #kinds
 if by_id then
   local at = 0
   for number = 1, #kinds do
-    at = at + widths[string.byte(kinds, number) - 48]
+    at = at + row_widths[string.byte(kinds, number) - 48]
     local id = values[at]
     if ids[id] or redis.call('SISMEMBER', written, id) == 1 then
       known[number] = true
@@ -50,32 +50,13 @@ if by_id then
   end
 end
 
-local function fields(kind, at)
-  local entry = {'payload', values[at], 'timestamp', timestamp}
-  for bit, name in ipairs({'key', 'headers', 'messageId'}) do
-    if math.floor(kind / 2 ^ (bit - 1)) % 2 == 1 then
-      at = at + 1
-      entry[#entry + 1], entry[#entry + 2] = name, values[at]
-    end
-  end
-  return unpack(entry)
-end
-
--- Rows with a key, or with nothing, are most of all: those cost no table each, which would be a fourth of the time.
 local function append_all()
-  local call, at = redis.call, 1
+  local at = 1
   for number = 1, #kinds do
     local kind = string.byte(kinds, number) - 48
-    if known[number] then
-      -- appended by an earlier try, or by this one
-    elseif kind == 1 then
-      call('XADD', stream, '*', 'payload', values[at], 'timestamp', timestamp, 'key', values[at + 1])
-    elseif kind == 0 then
-      call('XADD', stream, '*', 'payload', values[at], 'timestamp', timestamp)
-    else
-      call('XADD', stream, '*', fields(kind, at))
-    end
-    at = at + widths[kind]
+    -- Those that are known were appended by an earlier try, or by this one.
+    if not known[number] then append_row(stream, timestamp, kind, values, at) end
+    at = at + row_widths[kind]
   end
 end
 

@@ -1,4 +1,4 @@
-"""Removing what a topic need not keep."""
+"""Retention: typed calls of the script that removes what a topic need not keep."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from conquiet.topics.options import Retention
+from conquiet.topics.server.group import look_at
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Topic
-from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
 
 __all__ = ["Trimmed", "make_room", "trim"]
@@ -16,7 +16,6 @@ __all__ = ["Trimmed", "make_room", "trim"]
 _RUN: Final = 1000
 """How many entries a script looks at before others get their turn."""
 
-_LOOK: Final = Script.named("partition_look")
 _TRIM: Final = Script.named("trim")
 
 
@@ -26,7 +25,7 @@ class Trimmed:
 
     ``dropped`` of the ``removed`` entries were not finished by some group, which only ``on_full="drop"`` allows.
     No entry before ``bound`` is left, as far as retention has ever removed any, and none from there on was removed.
-    ``expired_groups`` held nothing back, since nobody has served them for ``group_expiry``.
+    ``expired_groups`` held nothing back: no consumer has served them for ``group_expiry``.
     """
 
     removed: int = 0
@@ -49,7 +48,7 @@ async def trim(
     if not kept.trims and kept.group_expiry is None:
         return Trimmed()
     stream = topic.stream(site.keys, partition)
-    groups = [] if kept.group_expiry is None else await _groups(site, stream)
+    groups = [] if kept.group_expiry is None else sorted((await look_at(site, stream)).groups)
     removed = dropped = 0
     while True:
         gone, lost, more, bound, *expired = await site.run(stream, _call(site, stream, kept, groups, room))
@@ -61,7 +60,7 @@ async def trim(
 async def make_room(site: Site, topic: Topic, partition: int, count: int) -> bool:
     """Whether ``count`` entries were refused by a partition that is not full, and may fit now.
 
-    It is not full if only groups hold it back which nobody serves any more.
+    It is not full if only groups without consumers hold it back.
     """
     kept = topic.retention
     if kept.group_expiry is None or kept.max_len is None:
@@ -82,13 +81,6 @@ def _call(site: Site, stream: str, kept: Retention, groups: list[bytes], room: i
         _RUN,
         *groups,
     )
-
-
-async def _groups(site: Site, stream: str) -> list[bytes]:
-    keys = [stream, site.keys.delayed(stream), site.keys.trim(stream)]
-    reply: Reply = await site.run(stream, _LOOK(keys))
-    groups: list[bytes] = reply[7]
-    return groups
 
 
 def _ms(seconds: float | None) -> int:

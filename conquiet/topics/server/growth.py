@@ -3,31 +3,29 @@
 Growth is announced first. When every producer has heard of it, all of them hold back for a moment: nothing is on its
 way any more when the last ID of each old partition is noted, and only then do they go on, with the new partitions.
 So whatever a key got before lies in the old partitions up to those IDs, and whatever it got after lies behind them or
-in a new partition; whoever wants the order finishes the former everywhere before it begins with the latter.
+in a new partition; a consumer that keeps the order finishes the former everywhere before it begins with the latter.
 
 All groups are on a new partition before it can be written to: until then retention would not know of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Final
 
 from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit import codec, rules
-from conquiet.topics.outside.external_groups import extend_queries
+from conquiet.topics.server.external_groups import extend_queries
+from conquiet.topics.server.group import call_members, extend_groups, look_at_all
 from conquiet.topics.server.instance import Site
-from conquiet.topics.server.presence import extend_groups, look_at_groups
 from conquiet.topics.server.topics import FRESH, Registry, Topic
 from conquiet.wire.keys import name
 from conquiet.wire.scripts import Script
-from conquiet.wire.streams import pack
 
 __all__ = ["OVERDUE", "announce", "call_members", "finish_growth", "grow"]
 
 OVERDUE: Final = 3.0
-"""Seconds after which a growth that was to take effect and was not completed has lost the one who planned it."""
+"""Seconds after its time from which any client completes a growth: its author is not heard of any more."""
 
 _LEAD: Final = FRESH + 0.5
 _SETTLE: Final = 0.5
@@ -35,7 +33,6 @@ _SETTLE: Final = 0.5
 
 _PLAN: Final = Script.named("grow_plan")
 _COMMIT: Final = Script.named("grow_commit")
-_CALL: Final = Script.named("members_call")
 
 
 async def grow(site: Site, registry: Registry, topic: str, partitions: int) -> None:
@@ -62,24 +59,24 @@ async def grow(site: Site, registry: Registry, topic: str, partitions: int) -> N
 
 
 async def finish_growth(site: Site, registry: Registry, topic: Topic) -> None:
-    """Complete the growth that ``topic`` has planned once it has taken effect; harmless if somebody else does."""
+    """Complete the growth that ``topic`` has planned once it has taken effect; harmless if another client does."""
     if topic.next_count is None:
         return
     await site.clock.sleep(max(topic.switch_at + _SETTLE - site.clock.monotonic(), 0.0))
-    stands = await asyncio.gather(*(look_at_groups(site, stream) for stream in topic.streams(site.keys)))
+    looks = await look_at_all(site, topic)
     found = await registry.look_up(topic.name)
     if found is None or (found.partitions, found.next_count) != (topic.partitions, topic.next_count):
-        registry.forget(topic.name)  # somebody else has completed it, or the topic is gone
+        registry.forget(topic.name)  # another client has completed it, or the topic is gone
         return
     announced_ms = found.switch_ms - round(_LEAD * 1000)
-    await extend_groups(site, found, stands, announced_ms)
+    await extend_groups(site, found, looks, announced_ms)
     await extend_queries(site, found, announced_ms)
-    ends = [stand.end for stand in stands]
+    ends = [look.end for look in looks]
     step = codec.encode({"before": topic.partitions, "after": topic.next_count, "ends": ends})
     key = site.keys.meta(topic.name)
     committed = await site.run(key, _COMMIT([key], site.clock.offset_ms, topic.partitions, topic.next_count, step))
     registry.forget(topic.name)
-    if committed:  # else somebody else has completed it, or the topic is gone
+    if committed:  # else another client has completed it, or the topic is gone
         await registry.enlist(replace(found, partitions=topic.next_count))
     await _call_all(site, topic.name)
 
@@ -91,12 +88,5 @@ async def announce(site: Site, registry: Registry, topic: Topic) -> None:
 
 
 async def _call_all(site: Site, topic: str) -> None:
-    groups = site.keys.groups(topic)
-    for group in await site.link.call(groups, pack("SMEMBERS", groups)):
+    for group in await site.ask("SMEMBERS", site.keys.groups(topic)):
         await call_members(site, topic, group.decode())
-
-
-async def call_members(site: Site, topic: str, group: str) -> None:
-    """Ask the members of a group to look again."""
-    key = site.keys.members(topic, group)
-    await site.run(key, _CALL([key, site.keys.generation(topic, group)]))

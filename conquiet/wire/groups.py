@@ -1,0 +1,30 @@
+"""Consumer groups: creating one that may exist, and telling that one is gone."""
+
+from __future__ import annotations
+
+from conquiet.wire import streams
+from conquiet.wire.connections import Connections
+
+__all__ = ["create_group", "is_group_lost", "is_group_there"]
+
+
+async def create_group(link: Connections, stream: str, group: str, start: str) -> Exception | None:
+    """Create ``group`` at ``start``, and the stream if need be; what the server says if it is not there then.
+
+    A server whose memory is full refuses to create a group that exists: then the group is looked for.
+    """
+    [reply] = await link.call_many(stream, (streams.xgroup_create(stream, group, start),))
+    if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
+        return None
+    return None if await is_group_there(link, stream, group) else reply
+
+
+async def is_group_there(link: Connections, stream: str, group: str) -> bool:
+    """Whether the stream has the group; not if it is no stream."""
+    [groups] = await link.call_many(stream, (streams.xinfo_groups(stream),))
+    return not isinstance(groups, Exception) and streams.group_named(groups, group) is not None
+
+
+def is_group_lost(error: object) -> bool:
+    """Whether the server refused a command because the group, or its stream, does not exist."""
+    return "NOGROUP" in str(error)
