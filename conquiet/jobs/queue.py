@@ -119,7 +119,10 @@ class JobQueue:
         ``delay`` seconds have passed. ``max_retries`` overrides the policy's. ``connection`` is an open connection to
         the database of a ``PostgresStore``: the job is part of that connection's transaction.
         """
-        new = _checked(JobSpec(payload, job_id, priority, delay, max_retries), sortable())
+        if job_id is None and max_retries is None and _is_nothing(priority) and _is_nothing(delay):
+            new = NewJob(sortable(), _encoded(payload))
+        else:
+            new = _checked(JobSpec(payload, job_id, priority, delay, max_retries), sortable())
         await self._store.add(self._name, [new], connection)
         self._metrics.enqueued(1)
         return new.id
@@ -320,6 +323,11 @@ class JobQueue:
         if job is None:
             raise UnknownJobError(f"queue {self._name!r} has no job with the ID {job_id!r}")
         return job
+
+
+def _is_nothing(number: object) -> bool:
+    """Whether it is the number 0, which needs no further check."""
+    return not number and type(number) in (int, float)
 
 
 def _size(job: NewJob) -> int:

@@ -22,7 +22,10 @@ from conquiet import (
     Message,
     Outgoing,
     PostgresStore,
+    QueueConfig,
     RedisStore,
+    RedisStreamsQueue,
+    StreamBalancer,
     SubscribeOptions,
 )
 from tests.rigs.postgres import LocalPostgres
@@ -30,6 +33,9 @@ from tests.rigs.postgres import LocalPostgres
 PAYLOAD = {"order": 123, "customer": "customer-7", "amount": 12.5, "note": "some text to reach 100 bytes", "ok": True}
 TASKS = 50
 CHUNK = 500
+SINGLE = 2000
+STREAMS = 300
+OWNED = 4
 
 
 async def cpu_of(count: int, work: Awaitable[object]) -> float:
@@ -121,6 +127,40 @@ async def jobs(name: str, store: JobStore, size: int) -> dict[str, float]:
     }
 
 
+# --- queue and balance -------------------------------------------------------------------------------------
+
+
+async def read_all(queue: RedisStreamsQueue, count: int) -> None:
+    """Read and acknowledge one message at a time, and then the rest a hundred at a time."""
+    left = count
+    while left:
+        messages = await queue.read(block_ms=1000, count=1 if left > count - SINGLE else 100)
+        await queue.ack(*messages)
+        left -= len(messages)
+
+
+async def queues(url: str) -> dict[str, float]:
+    many = 10_000
+    config = QueueConfig("q", "group", "consumer", max_read_count=100)
+    async with RedisStreamsQueue.connect(url, config) as queue:
+        return {
+            "queue: enqueue, 50 tasks": await cpu_of(many, from_tasks(many, lambda: queue.enqueue(PAYLOAD))),
+            "queue: read and ack": await cpu_of(many, read_all(queue, many)),
+        }
+
+
+async def renewals(url: str) -> dict[str, float]:
+    """What it costs to own many streams of which each is renewed three times a second."""
+    async with StreamBalancer.connect(
+        url, service="s", lease_ttl=1.0, max_streams=STREAMS, handle_signals=False
+    ) as balancer:
+        for number in range(STREAMS):
+            await balancer.add_stream(f"stream-{number}")
+        while len(balancer.owned) < STREAMS:
+            await asyncio.sleep(0.01)
+        return {"balance: renew": await cpu_of(STREAMS * 3 * OWNED, asyncio.sleep(OWNED))}
+
+
 async def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     async with EmbeddedRedis() as server:
@@ -129,6 +169,8 @@ async def main() -> None:
         found = await topics(server.url)
         async with RedisStore.connect(server.url) as store:
             found |= await jobs("jobs on Redis", store, 20_000)
+        found |= await queues(server.url)
+        found |= await renewals(server.url)
     with LocalPostgres(settings={"shared_buffers": "256MB"}) as postgres:
         # Its processes, which are made for connections, are where it is: not on the core of this one.
         pid = int(Path(postgres.directory, "data", "postmaster.pid").read_text().split()[0])

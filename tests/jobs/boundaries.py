@@ -28,7 +28,7 @@ BEAT: Final = TTL / 3
 BACKGROUND: Final[dict[Kind, set[str]]] = {
     # What a connection begins with; the wait for news, where a path does not name it; and that nobody waits any more.
     "redis": {"CLIENT", "HELLO", "jobs_part"},
-    "postgres": {"LISTEN", "DEALLOCATE"},
+    "postgres": {"LISTEN", "DEALLOCATE", "listeners"},
 }
 """What comes whenever it comes, and changes nothing."""
 

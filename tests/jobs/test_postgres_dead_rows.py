@@ -129,7 +129,7 @@ async def test_a_claim_that_goes_on_reads_nothing_of_what_is_done(pg_store: Post
         await pg_store.add("q", new(1, f"{round}"))
         for name, values, found in (
             ("claim_on", f"'q', 0, 'w', 30000, 1, 'c', 1000000, {place}", further),
-            ("claim", "'q', 0, 'w', 30000, 1, 0, 1, false, 'c', 1000000", whole),
+            ("claim", "'q', 0, 'w', 30000, 1, 0, 1, false, 'c', 1000000, NULL", whole),
         ):
             found.append(pages(await explained(pg_store, name, values, ANALYZED)))
             await pg_store.cancel("q", f"{round}0")

@@ -109,7 +109,7 @@ async def test_a_claim_reads_no_more_for_what_is_finished_or_not_due(
     pg: LocalPostgres, pg_store: PostgresStore, schema: str, scale: float
 ) -> None:
     """Pages read, not time: with a million finished jobs and a hundred thousand delayed ones of a higher priority."""
-    values = "'q', 0, 'w', 86400000, 50, 10, 10, false, 'c', 1000000"
+    values = "'q', 0, 'w', 86400000, 50, 10, 10, false, 'c', 1000000, NULL"
     reads: list[int] = []
     for rows in (0, int(1_000_000 * scale)):
         if rows:

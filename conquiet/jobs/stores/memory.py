@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
@@ -22,32 +23,107 @@ __all__ = ["MemoryStore"]
 
 _MOST_EXPIRED: Final = 500
 _MOST_PURGED: Final = 1000
+_SLACK: Final = 100
+"""How many entries that no longer count a line keeps, beside as many as there are jobs."""
 
 
-@dataclass(slots=True)
+_Key: TypeAlias = tuple[int | str, ...]
+
+
+class _Line:
+    """Jobs in the order of ``key``: a heap. An entry counts only while the queue has that very job, unchanged."""
+
+    def __init__(self, jobs: Mapping[str, Job], key: Callable[[Job], _Key]) -> None:
+        self._jobs = jobs
+        self._key = key
+        self._entries: list[tuple[_Key, int, Job]] = []
+        self._pushed = count()
+
+    def __iter__(self) -> Iterator[Job]:
+        return (job for _, _, job in self._entries if self._jobs.get(job.id) is job)
+
+    def push(self, job: Job) -> None:
+        if len(self._entries) > 2 * len(self._jobs) + _SLACK:
+            self._entries = [entry for entry in self._entries if self._jobs.get(entry[2].id) is entry[2]]
+            heapify(self._entries)
+        # The number makes each entry different: jobs themselves cannot be compared.
+        heappush(self._entries, (self._key(job), next(self._pushed), job))
+
+    def first(self) -> Job | None:
+        while self._entries:
+            job = self._entries[0][2]
+            if self._jobs.get(job.id) is job:
+                return job
+            heappop(self._entries)
+        return None
+
+    def until(self, time: Callable[[Job], int | None], now: int) -> Iterator[Job]:
+        """Take out the first jobs, as long as their ``time`` has come."""
+        while (job := self.first()) is not None and (time(job) or 0) <= now:
+            heappop(self._entries)
+            yield job
+
+
 class _Queue:
-    """The jobs of one queue, by ID, in the order of enqueueing."""
+    """The jobs of one queue, by ID, in the order of enqueueing, and the lines in which they wait."""
 
-    jobs: dict[str, Job] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
-    added: int = 0
-    token: int = 0
-    """The highest token of any job that was removed: an ID that is used again must not bring old leases back."""
-    news: int = 0
-    waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.numbers: dict[str, int] = {}
+        self.added = 0
+        self.token = 0
+        """The highest token of any job that was removed: an ID that is used again must not bring old leases back."""
+        self.news = 0
+        self.waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self.leases = _Line(self.jobs, lambda job: (job.lease_ms or 0, job.id))
+        self._scheduled = _Line(self.jobs, lambda job: (job.ready_ms, self.numbers[job.id]))
+        self._due = _Line(self.jobs, self.order)
+        self._retried = _Line(self.jobs, self.order)
+        self._oldest = _Line(self.jobs, lambda job: (job.ready_ms, *self.order(job)))
+
+    def order(self, job: Job) -> tuple[int, int, int]:
+        return -job.priority, job.ready_ms, self.numbers[job.id]
+
+    def put(self, job: Job) -> None:
+        """Add a job, or put it in the place of what it was before."""
+        self.jobs[job.id] = job
+        if job.state is JobState.READY:
+            self._scheduled.push(job)
+        elif job.state is JobState.IN_FLIGHT:
+            self.leases.push(job)
 
     def remove(self, id: str) -> None:
         self.token = max(self.token, self.jobs.pop(id).lease_token)
         del self.numbers[id]
 
-    def order(self, job: Job) -> tuple[int, int, int]:
-        return -job.priority, job.ready_ms, self.numbers[job.id]
+    def take(self, wanted: Wanted, now: int) -> list[Job]:
+        """Claim what is wanted: a share of what was tried before, one of what waits longest, then the rest."""
+        for job in self._scheduled.until(lambda job: job.ready_ms, now):
+            for line in (self._due, self._oldest, self._retried) if job.attempts else (self._due, self._oldest):
+                line.push(job)
+        claim_id, size, taken = wanted.claim_id or nonce(), 0, list[Job]()
+        for line, most in ((self._retried, wanted.retries), (self._oldest, wanted.oldest), (self._due, wanted.count)):
+            for _ in range(min(most, wanted.count - len(taken))):
+                found = line.first()
+                if found is None or size >= MOST_BYTES:
+                    break
+                size += len(found.raw)
+                taken.append(found.claimed(wanted.worker, now, wanted.ttl_ms, claim_id, self.token))
+                self.put(taken[-1])
+        return sorted(taken, key=self.order)
+
+    def next_ms(self, now: int) -> int | None:
+        """In how many milliseconds the next job falls due, or the next lease runs out."""
+        ready, leased = self._scheduled.first(), self.leases.first()
+        times = [] if ready is None else [ready.ready_ms]
+        times += [] if leased is None or leased.lease_ms is None else [leased.lease_ms]
+        return max(0, min(times) - now) if times else None
 
 
 class MemoryStore:
     """Keeps jobs as long as it lives, and not longer: nothing survives the process.
 
-    May be shared by threads and event loops. Looks at every job for each claim: not made for many.
+    May be shared by threads and event loops.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -94,14 +170,16 @@ class MemoryStore:
                 raise DuplicateJobError(queue, taken)
             for new in jobs:
                 mine.numbers[new.id] = mine.added = mine.added + 1
-                mine.jobs[new.id] = Job(
-                    id=new.id,
-                    queue=queue,
-                    raw=new.payload,
-                    priority=new.priority,
-                    max_retries=new.max_retries,
-                    enqueued_ms=now,
-                    ready_ms=now + new.delay_ms,
+                mine.put(
+                    Job(
+                        id=new.id,
+                        queue=queue,
+                        raw=new.payload,
+                        priority=new.priority,
+                        max_retries=new.max_retries,
+                        enqueued_ms=now,
+                        ready_ms=now + new.delay_ms,
+                    )
                 )
             self._tell(mine)
 
@@ -110,21 +188,14 @@ class MemoryStore:
         with self._lock:
             mine, now, wanted = self._of(queue), self._now(), wanted.bounded()
             expired = self._expire(mine, now, wanted.max_retries)
-            due = [job for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms <= now]
-            chosen = _chosen(sorted(due, key=mine.order), wanted)
-            claim = partial(_claimed, wanted, now, wanted.claim_id or nonce(), mine.token)
-            jobs = [claim(job) for job in sorted(chosen, key=mine.order)]
-            mine.jobs.update((job.id, job) for job in jobs)
-            times = [job.ready_ms for job in mine.jobs.values() if job.state is JobState.READY and job.ready_ms > now]
-            times += [job.lease_ms for job in mine.jobs.values() if job.lease_ms is not None]
-            next_ms = max(0, min(times) - now) if times else None
-            return Claimed(jobs, expired, next_ms, str(mine.news))
+            jobs = mine.take(wanted, now)
+            return Claimed(jobs, expired, mine.next_ms(now), str(mine.news))
 
     async def leased(self, queue: str, claim_ids: Sequence[str], left_ms: int) -> list[Lease]:
         """What these claims have leased."""
         with self._lock:
-            jobs, since = self._of(queue).jobs.values(), self._now() + left_ms
-            held = [job for job in jobs if job.lease_ms is not None and job.lease_ms >= since]
+            since = self._now() + left_ms
+            held = [job for job in self._of(queue).leases if (job.lease_ms or 0) >= since]
             return [Lease.of(job) for job in held if job.claim_id in claim_ids]
 
     async def renew(self, queue: str, leases: Sequence[Lease], ttl_ms: int) -> list[bool]:
@@ -227,10 +298,10 @@ class MemoryStore:
         return time.time_ns() // 1_000_000 + self._clock.offset_ms
 
     def _expire(self, mine: _Queue, now: int, max_retries: int) -> list[Expired]:
-        late = [job for job in mine.jobs.values() if job.lease_ms is not None and job.lease_ms <= now]
         found: list[Expired] = []
-        for job in sorted(late, key=lambda job: (job.lease_ms or 0, job.id))[:_MOST_EXPIRED]:
-            mine.jobs[job.id] = after = job.expired(now, max_retries)
+        for job in islice(mine.leases.until(lambda job: job.lease_ms, now), _MOST_EXPIRED):
+            after = job.expired(now, max_retries)
+            mine.put(after)
             found.append(Expired(job.id, after.state is JobState.FAILED))
         if found:
             self._tell(mine)
@@ -242,7 +313,7 @@ class MemoryStore:
             return False
         if (job.lease_token, job.claim_id) != (by.token, by.claim_id):
             return False
-        mine.jobs[by.job_id] = change(job)
+        mine.put(change(job))
         return True
 
     def _alter(self, queue: str, id: str, change: Callable[[Job], Job]) -> Job | None:
@@ -251,7 +322,8 @@ class MemoryStore:
             job = mine.jobs.get(id)
             if job is None:
                 return None
-            mine.jobs[id] = after = change(job)
+            after = change(job)
+            mine.put(after)
             self._tell(mine)
             return after
 
@@ -263,33 +335,6 @@ class MemoryStore:
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:  # its loop was closed over its head
                 continue
-
-
-def _chosen(due: Sequence[Job], wanted: Wanted) -> list[Job]:
-    """Those of ``due``, which is in claim order, that are to be claimed."""
-    chosen: dict[str, Job] = {}
-
-    def take(jobs: list[Job], most: int) -> None:
-        left = [job for job in jobs if job.id not in chosen]
-        chosen.update((job.id, job) for job in left[: max(0, most)])
-
-    take([job for job in due if job.attempts], wanted.retries)
-    take(sorted(due, key=lambda job: job.ready_ms), wanted.oldest)
-    take(list(due), wanted.count - len(chosen))
-    return list(_within_bounds(chosen.values()))
-
-
-def _within_bounds(jobs: Iterable[Job]) -> Iterator[Job]:
-    size = 0
-    for job in jobs:
-        if size >= MOST_BYTES:
-            return
-        yield job
-        size += len(job.raw)
-
-
-def _claimed(wanted: Wanted, now: int, claim_id: str, above: int, job: Job) -> Job:
-    return job.claimed(wanted.worker, now, wanted.ttl_ms, claim_id, above)
 
 
 def _settled(settlement: Settlement, now: int, job: Job) -> Job:

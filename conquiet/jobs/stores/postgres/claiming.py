@@ -21,7 +21,7 @@ _MOST_EXPIRED: Final = 500
 _MOST_PROMOTED: Final = 1000
 _AGAIN: Final = 250
 """Milliseconds after which to look again for what should have run out or fallen due, but is locked by others."""
-_HEAD: Final = 4
+_HEAD: Final = 5
 """How many columns come before those of the job."""
 
 
@@ -34,31 +34,35 @@ class Claiming:
         self._clock = clock
         self._looks: dict[str, Looks] = {}
 
-    async def claim(self, queue: str, wanted: Wanted, mark: str) -> Claimed:
-        """Give up leases that have run out, then lease what is wanted; ``mark`` was taken before."""
+    async def claim(self, queue: str, wanted: Wanted, mark: str, *, tells: bool = False) -> Claimed:
+        """Give up leases that have run out, then lease what is wanted; ``mark`` was taken before.
+
+        If it ``tells``, the other listeners hear which jobs it has taken, and need not look for them.
+        """
         wanted = wanted.bounded()
         looks = self._looks.setdefault(queue, Looks())
         after = looks.begin(self._clock.monotonic())
         if after is not None:
             return await self._go_on(queue, wanted, mark, looks, after)
-        return await self._begin(queue, wanted, mark, looks)
+        return await self._begin(queue, wanted, mark, looks, self._channel if tells else None)
 
-    async def _begin(self, queue: str, wanted: Wanted, mark: str, looks: Looks) -> Claimed:
+    async def _begin(self, queue: str, wanted: Wanted, mark: str, looks: Looks, channel: str | None) -> Claimed:
         offset, claim = self._clock.offset_ms, Claim(queue, wanted.worker, wanted.ttl_ms, wanted.claim_id or nonce())
         share = (wanted.count, wanted.retries, wanted.oldest)
         values = (queue, offset, wanted.worker, wanted.ttl_ms, *share)
-        [rows] = await self._run(queue, ("claim", (*values, False, claim.id, MOST_BYTES)))
+        bounds = (claim.id, MOST_BYTES, channel)
+        [rows] = await self._run(queue, ("claim", (*values, False, *bounds)))
         gone: Rows = []
         if rows[0][0] is not None and rows[0][0] <= 0:
             late = (queue, offset, self._channel, wanted.max_retries, _MOST_EXPIRED, EXPIRED, HISTORY)
             ripe = (queue, offset, _MOST_PROMOTED)
-            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*values, True, claim.id, MOST_BYTES))]
+            calls: list[Call] = [("expire", late), ("promote", ripe), ("claim", (*values, True, *bounds))]
             gone, _, rows = await self._run(queue, *calls)
         next_ms, store_ms = rows[0][0], rows[0][1]
         found = _in_line(rows, _HEAD)
         jobs = [claimed_job(claim, store_ms, row[_HEAD:]) for row in found]
         looks.looked(self._clock.monotonic(), max(row[2] for row in rows), len(jobs))
-        last = next((row for row in reversed(found) if row[3]), None)
+        last = next((row for row in reversed(found) if row[4]), None)
         looks.found(None if last is None else urgency(last[_HEAD:]), _is_all(jobs, wanted), store_ms)
         times = [wanted.ttl_ms] * bool(jobs)
         if next_ms is not None:

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from psycopg import AsyncConnection, Notify, sql
 
 from conquiet.errors import ConquietError, QueueError
 from conquiet.jobs.stores.postgres import driver
 from conquiet.jobs.stores.postgres.pool import Pool, is_elsewhere
+from conquiet.jobs.stores.postgres.turns import Turns
 from conquiet.kit import codec
 from conquiet.kit.clock import Clock
 from conquiet.kit.loopthread import forks, outlive_fork
@@ -29,6 +30,8 @@ PATIENCE: Final = 5.0
 """Seconds after which a waiter looks for itself, whatever was told or not."""
 _DEAF: Final = 1.0
 """The same, while there is no connection to listen on."""
+_RECOUNT: Final = 30.0
+"""Seconds after which the listeners are counted again."""
 
 _log: Final = logging.getLogger("conquiet.jobs")
 _BACKOFF: Final = Backoff(base=0.2, cap=5.0)
@@ -52,15 +55,40 @@ class _State:
     news: Counter[str] = field(default_factory=Counter[str])
     """How many notices each queue got."""
 
+    turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.wake)
+
     def tell(self, notice: Notify) -> None:
         try:
-            topic = tuple(map(str, codec.decode(notice.payload.encode())))
-        except (*codec.UNREADABLE, TypeError):  # somebody else's
+            told = codec.decode(notice.payload.encode())
+        except codec.UNREADABLE:  # not of this library
             return
-        if len(topic) == 1:
-            self.news[topic[0]] += 1
-        for event in self.waiters.get(topic, ()):
+        if isinstance(told, dict):  # jobs of a queue, by their IDs
+            for queue, ids in cast("dict[str, object]", told).items():
+                self.news[queue] += 1
+                if isinstance(ids, list) and ids and self.waiters.get((queue,)):
+                    self.turns.heard(queue, list(map(str, cast("list[object]", ids))))
+        elif isinstance(told, list):
+            self._tell(cast("list[object]", told))
+
+    def _tell(self, told: Sequence[object]) -> None:
+        if len(told) == 2 and isinstance(told[1], list):  # jobs that are taken
+            self.turns.taken(str(told[0]), map(str, cast("list[object]", told[1])))
+        elif len(told) == 1:  # there may be jobs for everyone
+            self.news[str(told[0])] += 1
+            self.wake(str(told[0]), None)
+        else:  # the end of a job
+            for event in self.waiters.get(tuple(map(str, told)), ()):
+                event.set()
+
+    def wake(self, queue: str, count: int | None) -> int:
+        """Wake so many who wait for jobs of a queue, or all; how many."""
+        waiting = [event for event in self.waiters.get((queue,), ()) if not event.is_set()][:count]
+        for event in waiting:
             event.set()
+        return len(waiting)
 
     def wake_all(self) -> None:
         self.tried.set()
@@ -79,6 +107,7 @@ class Listener:
     def __init__(self, pool: Pool, channel: str, clock: Clock) -> None:
         self._pool = pool
         self._channel = channel
+        self._statement = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
         self._clock = clock
         self._connections = 0
         self._left: list[_State] = []
@@ -102,6 +131,11 @@ class Listener:
             await self.start(seconds)
             if not self._mine.is_listening or mark == self.mark(queue):
                 await self._clock.wait(event, min(seconds, self.patience))
+
+    def claims(self, queue: str) -> bool:
+        """Somebody claims; whether the other listeners are to hear of what it takes."""
+        mine = self._mine
+        return mine.forks == forks() and mine.turns.claims(queue)
 
     @contextmanager
     def waiting(self, topic: Topic) -> Generator[asyncio.Event]:
@@ -133,9 +167,11 @@ class Listener:
         retrying = Retrying(Lines(_log), self._clock, _BACKOFF)
         while True:
             connection: AsyncConnection[Any] | None = None
+            counting: asyncio.Task[None] | None = None
             try:
                 connection = await self._pool.connect("listening")
-                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                await connection.execute(self._statement)
+                counting = mine.background.start(self._count(mine, connection.info.backend_pid), "listeners")
                 retrying.succeeded()
                 self._connections += 1
                 mine.is_listening = True
@@ -148,10 +184,20 @@ class Listener:
             finally:
                 mine.is_listening = False
                 mine.wake_all()
+                if counting is not None:
+                    counting.cancel()
                 if connection is not None:
                     with contextlib.suppress(*driver.FAILURES):
                         await connection.close()
             await retrying.failed(f"schema {self._channel}: notices are late, no connection to listen on", failure)
+
+    async def _count(self, mine: _State, pid: int) -> None:
+        """Know how many listen, and which place this connection has among them."""
+        while True:
+            with contextlib.suppress(QueueError):
+                [rows] = await self._pool.run("listening", ("listeners", (self._statement.as_string(None),)))
+                mine.turns.stand(pid, [row[0] for row in rows])
+            await self._clock.sleep(_RECOUNT)
 
     def _here(self) -> _State:
         """The state for the running loop."""

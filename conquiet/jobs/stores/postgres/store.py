@@ -161,7 +161,8 @@ class PostgresStore(SharesHeartbeats):
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
-        return await self._claiming.claim(queue, wanted, self._listener.mark(queue))
+        mark, tells = self._listener.mark(queue), self._listener.claims(queue)
+        return await self._claiming.claim(queue, wanted, mark, tells=tells)
 
     async def leased(self, queue: str, claim_ids: Sequence[str], left_ms: int) -> list[Lease]:
         """What these claims have leased."""

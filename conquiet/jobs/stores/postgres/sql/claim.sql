@@ -1,9 +1,10 @@
 -- Lease jobs to a worker: first some that were tried before, then some that have waited longest, then the rest.
 -- One row a job, at least one. The first columns are in how many milliseconds a lease runs out that others hold, or
 -- something falls due that waits (if that is past, nothing is leased, unless $8: expire and promote must come first); the
--- time; how many milliseconds the look took; and whether the job is of the rest.
+-- time; how many milliseconds the look took; whether others were told; and whether the job is of the rest.
 -- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 retries, $7 oldest, $8 in any case, $9 the claim's own ID,
--- $10 how many bytes of payloads at most, but for the last of them
+-- $10 how many bytes of payloads at most, but for the last of them, $11 the channel, if others are to be told which jobs
+-- are taken, or null
 --
 -- A token is higher than the job's last one, than that of any job that was removed from the queue, and at least the
 -- time: so it rises even if the last one is lost with the server's last writes.
@@ -67,10 +68,15 @@ claimed AS (
     FROM chosen
     WHERE j.queue = chosen.queue AND j.id = chosen.id AND chosen.before < $10::bigint
     RETURNING chosen.is_rest, {claimed_columns}
+),
+told AS (
+    SELECT pg_notify($11::text, json_build_array($1::text, json_agg(id))::text) FROM claimed
+    HAVING $11::text IS NOT NULL AND count(*) BETWEEN 1 AND 20 AND sum(octet_length(id)) < 1000
 )
 SELECT
     next.ms,
     moment.now,
     (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000)::float8,
+    (SELECT count(*) FROM told),
     claimed.*
 FROM next CROSS JOIN moment LEFT JOIN claimed ON true

@@ -8,4 +8,4 @@ WITH replayed AS (
     WHERE j.queue = $1::text AND j.id = $4::text AND j.state NOT IN ('ready', 'in_flight', 'succeeded')
     RETURNING {columns}
 )
-SELECT replayed.*, pg_notify($3::text, json_build_array($1::text)::text) FROM replayed
+SELECT replayed.*, pg_notify($3::text, json_build_object($1::text, json_build_array($4::text))::text) FROM replayed

@@ -35,10 +35,16 @@ settled AS (
     ) AS g
     WHERE j.queue = g.queue AND j.id = g.id AND j.token = g.token
         AND coalesce(j.claim_id, '') = g.claim_id AND j.lease_ms IS NOT NULL
-    RETURNING g.place, j.queue, j.id, j.state, j.watched
+    RETURNING g.place, j.queue, j.id, j.state, j.due, j.watched
 ),
 told AS (
-    (SELECT json_build_array($1::text) AS what FROM settled WHERE state = 'ready' LIMIT 1)
+    SELECT
+        CASE
+            WHEN bool_and(due) AND count(*) <= 20 AND sum(octet_length(id)) < 1000
+            THEN json_build_object($1::text, json_agg(id))
+            ELSE json_build_array($1::text)
+        END AS what
+    FROM settled WHERE state = 'ready' HAVING count(*) > 0
     UNION ALL
     SELECT json_build_array(queue, id) FROM settled WHERE state <> 'ready' AND watched
 )
