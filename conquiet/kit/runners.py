@@ -79,15 +79,16 @@ class Runners(Generic[_T]):
     A few long-lived tasks take one item after the other: while the handler never really waits, one of them does
     everything; as soon as it waits, more start. Each call has context variables of its own. Plain functions run in
     threads. A call that takes longer than ``timeout`` is cancelled; if that does not end it, its item goes on without
-    it, but the call keeps its place until it ends. ``finished`` hears each outcome once, ``withdrawn`` of an item whose
-    thread had not begun when its call was cancelled. An item for which ``is_held`` is false is passed over.
+    it, but the call keeps its place until it ends; with ``to_its_end`` the item waits for that. ``finished`` hears each
+    outcome once, ``withdrawn`` of an item whose thread had not begun when its call was cancelled. An item for which
+    ``is_held`` is false is passed over.
     """
 
     def __init__(
         self,
         handler: Handler[_T],
         *,
-        key: Callable[[_T], Hashable],
+        key: Callable[[_T], Hashable] | None = None,
         limit: int,
         threads: int | None = None,
         finished: Finished[_T],
@@ -95,16 +96,20 @@ class Runners(Generic[_T]):
         is_held: Callable[[_T], bool],
         stopped: Callable[[], BaseException],
         timeout: float | None = None,
+        to_its_end: bool = False,
         name: str = "handler",
     ) -> None:
+        self.is_open = True
+        """Whether calls may begin; what is ready waits otherwise."""
         self._handler = handler.call
-        self._key = key
+        self._key: Callable[[_T], Hashable] = key or _itself
         self._limit = limit
         self._finished = finished
         self._withdrawn = withdrawn
         self._is_held = is_held
         self._stopped = stopped
         self._timeout = timeout
+        self._to_its_end = to_its_end
         self._name = name
         self._threads = None if handler.is_async else Threads(threads or limit, f"conquiet-{name}")
         self._ready: deque[_T] = deque()
@@ -119,6 +124,11 @@ class Runners(Generic[_T]):
     def free(self) -> int:
         """How many more items may be begun."""
         return self._limit - len(self._runs) - len(self._ready)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether an item waits to be begun."""
+        return bool(self._ready)
 
     @property
     def busy(self) -> int:
@@ -205,7 +215,7 @@ class Runners(Generic[_T]):
     # --- tasks ------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        if self._ready and not self._is_due and self._tasks < self._limit:
+        if self._ready and self.is_open and not self._is_due and self._tasks < self._limit:
             self._is_due = True
             if not self._tasks:
                 self._start()
@@ -225,7 +235,7 @@ class Runners(Generic[_T]):
         turns, task = 0, asyncio.current_task()
         assert task is not None
         try:
-            while self._ready:
+            while self._ready and self.is_open:
                 item = self._ready.popleft()
                 if not self._is_held(item):
                     self.freed.set()
@@ -249,7 +259,10 @@ class Runners(Generic[_T]):
                 result, error = await _outcome(self._handler, item)
             else:
                 result, error = await self._in_thread(run, self._threads)
-            self._end_cancellation(run, error)
+            if error is not None or run.verdict is not None:
+                self._end_cancellation(run, error)
+                if self._to_its_end and not run.is_over:
+                    await self._thread_ended(run)
             self._report(run, result, run.verdict or error)
             if isinstance(error, KeyboardInterrupt):
                 raise error  # it is an outcome, and the user's wish to end the program
@@ -260,6 +273,14 @@ class Runners(Generic[_T]):
                 run.timer.cancel()
             del self._runs[key]
             self.freed.set()
+
+    async def _thread_ended(self, run: Run[_T]) -> None:
+        """Return once the thread of a call that was cancelled has ended, unless it never began."""
+        while run.thread is not None and not run.thread.done() and not run.ticket:
+            try:
+                await asyncio.wait([run.thread])
+            except asyncio.CancelledError as error:
+                self._end_cancellation(run, error)
 
     def _end_cancellation(self, run: Run[_T], error: BaseException | None) -> None:
         """Raise a cancellation that ends all that runs here. Any other is this call's, and not that of the next."""
@@ -290,7 +311,8 @@ class Runners(Generic[_T]):
 
     def _overtime(self, run: Run[_T]) -> None:
         self._cancel(run, TimeoutError(f"the handler took longer than {self._timeout:g} seconds"))
-        run.timer = asyncio.get_running_loop().call_later(_GRACE, self._give_up, run)
+        if not self._to_its_end:
+            run.timer = asyncio.get_running_loop().call_later(_GRACE, self._give_up, run)
 
     def _cancel(self, run: Run[_T], verdict: BaseException) -> None:
         if not run.is_over and run.verdict is None:
@@ -358,6 +380,10 @@ def _outcome(function: Callable[[_T], Any], item: _T) -> Generator[Any, Any, tup
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+def _itself(item: Hashable) -> Hashable:
+    return item
 
 
 def _took(ticket: list[None]) -> bool:

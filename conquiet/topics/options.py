@@ -160,6 +160,7 @@ class SubscribeOptions:
     start: str | float | dt.datetime = "earliest"
     on_group_lost: OnGroupLost = "fail"
     handler_timeout: float | None = None
+    max_processing_time: float | None = None
     batch_handler: bool = False
     max_crashes: int = 5
     drain_timeout: float = 30.0
@@ -168,7 +169,9 @@ class SubscribeOptions:
 
     def __post_init__(self) -> None:
         check(self, rules.integer, "batch_size", "max_inflight", "max_partitions", "max_crashes", least=1)
-        check(self, rules.seconds, "poll_timeout", "lease_ttl", "handler_timeout", "drain_timeout")
+        check(
+            self, rules.seconds, "poll_timeout", "lease_ttl", "handler_timeout", "max_processing_time", "drain_timeout"
+        )
         check(self, rules.flag, "order_across_growth", "batch_handler", "handle_signals")
         check(self, rules.one_of, "order", choices=_ORDER)
         check(self, rules.one_of, "on_group_lost", choices=_ON_GROUP_LOST)

@@ -290,7 +290,7 @@ async def test_what_is_settled_along_with_a_look_at_the_pending_list_is_not_begu
     async with broker.subscribe(TOPIC, group=GROUP, handler=handler, options=impatient(max_inflight=1)) as subscription:
         await broker.send(TOPIC, "done")
         await handler.has("done")
-        subscription._worker.desk.partitions[STREAM].distrust()
+        subscription._worker.partitions[STREAM].partition.distrust()
         await ask(rollback.url, "SCRIPT", "FLUSH")
         await ask(rollback.url, "SCRIPT", "LOAD", Script.named("takeover").text)
         gate.set()

@@ -77,7 +77,7 @@ async def vanish(consumer: Subscription | Messages) -> None:
     consumer._left = True
     consumer._end()
     await consumer._background.aclose()
-    hands = consumer._worker.desk.hands
+    hands = consumer._worker._hands
     assert hands is not None
     await hands.aclose()
     await consumer._worker.aclose()

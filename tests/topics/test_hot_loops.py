@@ -51,7 +51,6 @@ def patient(**changes: Any) -> SubscribeOptions:
     return SubscribeOptions(handle_signals=False, drain_timeout=0.1, **changes)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="waits for news of what it may not take, again and again")
 @pytest.mark.parametrize("order", ["unordered", "block_key", "block_partition"])
 async def test_a_backlog_behind_a_slow_handler_is_not_asked_for(broker: Broker, proxy: Proxy, order: Any) -> None:
     """More of the same key than half of ``max_inflight``: nothing is taken before the handler has ended."""
@@ -83,7 +82,6 @@ async def test_a_group_that_was_deleted_once_is_not_looked_at_all_the_time(
         await stays_below(3, lambda: proxy.count(b"HMGET\r\n") - before, "looks at the leases")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="looks a thousand times a second at what is due")
 async def test_a_retry_that_is_due_while_paused_is_not_looked_at_all_the_time(
     broker: Broker, clock: CountingClock
 ) -> None:

@@ -28,9 +28,6 @@ async def broker(url: str, keys: Keys) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="what waits behind a key takes the places of what could run"
-)
 async def test_one_hot_key_leaves_room_for_other_partitions(broker: Broker) -> None:
     gate = asyncio.Event()
 
@@ -50,7 +47,6 @@ async def test_one_hot_key_leaves_room_for_other_partitions(broker: Broker) -> N
             gate.set()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="what is parked is kept whole, and not by its ID alone")
 async def test_parked_messages_are_not_kept_in_memory(broker: Broker, keys: Keys) -> None:
     count, size = 40, 200_000
     await broker.send_batch("orders", [Outgoing("x" * size, partition=0)] * count)
@@ -77,7 +73,6 @@ class Panic(BaseException):
     """As of a native module, or of a test framework."""
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the runner ends with it, and nobody is told")
 @pytest.mark.parametrize("batches", [False, True], ids=["", "batches"])
 async def test_whatever_a_handler_raises_is_an_outcome(broker: Broker, batches: bool) -> None:
     seen: list[Any] = []

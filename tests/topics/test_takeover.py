@@ -347,7 +347,7 @@ async def test_what_was_not_written_before_the_lease_was_lost_is_counted(
         await seen.saw(1)
         proxy.refuse(Script.named("take").sha.encode(), b"-LOADING not now\r\n", times=1_000_000)
         gate.set()
-        mine = owner._worker.desk.partitions[stream]
+        mine = owner._worker.partitions[stream].partition
         await eventually(lambda: mine.failures > 0, "the acknowledgement does not get through")
         lease = keys.lease(stream, "g")
         await stage.call(lease, "HSET", lease, "owner", "other#1", "epoch", 99, "until_ms", 10**14)

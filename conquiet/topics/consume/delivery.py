@@ -1,17 +1,24 @@
-"""A message in the hands of a consumer."""
+"""A message in the hands of a consumer, and how it is made of an entry."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from conquiet.errors import Reject, Retry
+from conquiet.errors import MalformedMessageError, Reject, Retry
 from conquiet.message import Message
+from conquiet.topics.codec import Codec
+from conquiet.topics.consume.outcomes import DONE, Outcome, reject
+from conquiet.topics.format import envelope
+from conquiet.topics.options import DeadLetterPolicy
+from conquiet.topics.server.partition import Again
 
 if TYPE_CHECKING:
-    from conquiet.topics.consume.partition import Partition
+    from conquiet.topics.consume.owned import Owned
 
-__all__ = ["Delivery"]
+__all__ = ["Deliveries", "Delivery"]
+
+_ONLY: Final = b"onlyGroup"
 
 
 class Delivery(Message):
@@ -21,14 +28,21 @@ class Delivery(Message):
     meanwhile; then nothing was changed. Unsettled when the consumer ends, it is delivered again.
     """
 
-    __slots__ = ("alone", "confirmed", "crashes", "owner", "settled", "timed")
+    __slots__ = ("begun", "confirmed", "crashes", "fate", "owner", "settled")
 
-    owner: Partition
-    alone: bool
+    owner: Owned
+    begun: float | None
+    """When a handler, or the caller of ``next``, got it."""
     crashes: int
     settled: bool
-    timed: bool
+    fate: Outcome | None
+    """What becomes of it without being handled."""
     confirmed: asyncio.Future[None] | None
+
+    @property
+    def content(self) -> int:
+        """A hash of the entry."""
+        return hash(tuple(self._entry))
 
     async def ack(self) -> None:
         """It is done."""
@@ -41,3 +55,51 @@ class Delivery(Message):
     async def reject(self, reason: str = "") -> None:
         """Make it a dead letter."""
         await self.owner.settle_by_hand(self, Reject(reason))
+
+
+class Deliveries:
+    """Makes the deliveries of one partition while one owner has it."""
+
+    def __init__(
+        self, kind: type[Delivery], codec: Codec, letters: DeadLetterPolicy, place: tuple[str, int, str], epoch: int
+    ) -> None:
+        self._kind = kind
+        self._codec = codec
+        self._letters = letters
+        self._topic, self._index, self._group = place
+        self._only = self._group.encode()
+        self._epoch = epoch
+        self.owner: Owned | None = None
+        """Whom they are settled by; set once by the engine."""
+
+    def fresh(self, id: str, fields: list[bytes]) -> Delivery:
+        """The message of a new entry. Of one that is for another group, or is none, its fate is decided."""
+        delivery = self._kind()
+        delivery.topic = self._topic
+        delivery.partition = self._index
+        delivery.group = self._group
+        delivery.epoch = self._epoch
+        delivery.owner = self.owner  # type: ignore[assignment]
+        delivery.crashes = 0
+        delivery.fate = delivery.confirmed = delivery.begun = None
+        delivery.settled = False
+        if _ONLY in fields and envelope.only_group(fields) not in (None, self._only):
+            envelope.fill_blank(delivery, id, fields)
+            delivery.fate = DONE
+            return delivery
+        try:
+            envelope.fill(delivery, id, fields, self._codec)
+        except MalformedMessageError as error:
+            envelope.fill_blank(delivery, id, fields)
+            delivery.fate = reject("malformed", error, 0, self._letters)
+        return delivery
+
+    def again(self, entry: Again) -> Delivery:
+        """The message of an entry that was delivered before."""
+        delivery = self.fresh(entry.id, entry.fields)
+        delivery.crashes = entry.crashes
+        if entry.failures is not None:
+            delivery.retry_count = entry.failures
+            if entry.replayed_from:
+                delivery.replayed_from = entry.replayed_from
+        return delivery

@@ -1,24 +1,24 @@
-"""Running handlers: as many at once as allowed, and no task for a message that does not need one."""
+"""Who handles what was taken: the user's handler, called for each message or for batches, or the user who pulls."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from conquiet.errors import ConfigError
+from conquiet.kit import runners
 from conquiet.kit.clock import Clock
-from conquiet.kit.handlers import checked, in_thread, is_async
-from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
-from conquiet.kit.service import Background
 from conquiet.message import Message
 from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.standstill import Standstill
 from conquiet.topics.options import SubscribeOptions
+
+if TYPE_CHECKING:
+    from conquiet.topics.consume.engine import Engine
+    from conquiet.topics.consume.owned import Owned
 
 __all__ = ["BatchHandler", "Handler", "Handling", "Pulling"]
 
@@ -27,220 +27,190 @@ BatchHandler: TypeAlias = (
     Callable[[Sequence[Message]], Awaitable[Sequence[BaseException | None] | None]]
     | Callable[[Sequence[Message]], Sequence[BaseException | None] | None]
 )
-_log = logging.getLogger("conquiet.topics")
-_AT_A_STRETCH: Final = 100
-"""How many messages a handler that never waits may handle before others get a turn on the loop."""
-
-
-class Finished(Protocol):
-    """Told what became of each delivery."""
-
-    def __call__(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None: ...
 
 
 class Handling:
-    """Runs the user's handler on deliveries that are ready.
+    """Calls the user's handler on deliveries that are ready, each in a context of its own.
 
-    A few long-lived runners take one delivery after the other: while the handler never really waits, one runner
-    does everything and no task is made; as soon as it waits, more runners start, up to ``max_inflight``.
+    At most ``max_inflight`` at a time; of a batch handler, at most one call a partition. A call that takes longer than
+    ``handler_timeout`` is cancelled and has failed, but not before it has ended: a second attempt beside it would be
+    two of one message at once.
     """
 
     finishes = True
+    """Whether it is worth waiting, at the end, for what is being handled."""
 
     def __init__(
-        self,
-        handler: Handler | BatchHandler,
-        options: SubscribeOptions,
-        ready: deque[Delivery],
-        finished: Finished,
-        clock: Clock,
+        self, handler: Handler | BatchHandler, options: SubscribeOptions, engine: Engine, clock: Clock
     ) -> None:
-        checked("handler", handler, "messages" if options.batch_handler else "message")
-        self.is_open = True
-        """Whether handlers may begin; what is ready waits otherwise, as if nobody had taken it."""
-        self._closing = False
-        self._threads: Threads | None = None
-        self._call = self._awaitable(cast("Callable[..., Any]", handler), options)
-        self._timeout = options.handler_timeout
-        self._most = options.max_inflight
-        self._batch = options.batch_size if options.batch_handler else 0
-        self._busy: set[object] = set()
-        self._ready = ready
-        self._finished = finished
         self._clock = clock
-        self._background = Background()
-        self._runners = 0
-        self._is_due = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine = engine
+        function = cast("Callable[..., Any]", handler)
+        self._batches = _Batches(options.batch_size) if options.batch_handler else None
+        self._runners: runners.Runners[Any]
+        if self._batches is None:
+            self._runners = self._of(
+                runners.Handler[Delivery](function, "message"), options, self._may_begin, engine.finished
+            )
+        else:
+            called = runners.Handler[_Batch](function, "messages", spread=lambda batch: (batch.deliveries,))
+            self._runners = self._of(called, options, self._begins, self._finished)
+
+    def _of(self, handler: Any, options: SubscribeOptions, is_held: Any, finished: Any) -> runners.Runners[Any]:
+        return runners.Runners(
+            handler,
+            limit=options.max_inflight,
+            finished=finished,
+            withdrawn=lambda item: self._runners.begin([item]),
+            is_held=is_held,
+            stopped=asyncio.CancelledError,
+            timeout=options.handler_timeout,
+            to_its_end=True,
+        )
 
     @property
-    def running(self) -> int:
-        """How many runners there are now."""
-        return self._runners
+    def is_open(self) -> bool:
+        """Whether handlers may begin; what is ready waits otherwise."""
+        return self._runners.is_open
+
+    @is_open.setter
+    def is_open(self, is_open: bool) -> None:
+        self._runners.is_open = is_open
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether something waits to be begun."""
+        return self._runners.has_ready
+
+    @property
+    def running(self) -> set[Owned]:
+        """The partitions of which something is being handled."""
+        found: set[Owned] = set()
+        for item in self._runners.items:
+            found.add(item.owner)
+        return found
+
+    def begin(self, deliveries: Iterable[Delivery]) -> None:
+        """Handle these as soon as possible."""
+        self._runners.begin(deliveries if self._batches is None else self._batches.add(deliveries))
 
     def wake(self) -> None:
-        """There may be something ready."""
-        if self._ready and self.is_open and not self._is_due and self._runners < self._most:
-            self._is_due = True
-            if self._loop is None:
-                self._loop = asyncio.get_running_loop()
-            if self._runners:
-                self._loop.call_soon(self._add_runners)
-            else:
-                self._start()
-                self._loop.call_soon(self._add_runners)
+        """Look again: it may have been opened."""
+        self._runners.begin(())
 
     async def aclose(self) -> None:
         """Cancel what still runs; a thread cannot be cancelled, and is left behind."""
-        self._closing = True
-        await self._background.aclose()
-        if self._threads is not None:
-            self._threads.close()
+        await self._runners.aclose()
 
-    def _add_runners(self) -> None:
-        # By now the first runner has had its turn: what is still ready waits because the handler does.
-        self._is_due = False
-        for _ in range(min(len(self._ready), self._most - self._runners)):
-            self._start()
+    def _may_begin(self, delivery: Delivery) -> bool:
+        return delivery.owner.hand.begin(delivery, self._clock.monotonic())
 
-    def _start(self) -> None:
-        self._runners += 1
-        self._background.start(self._run_batches() if self._batch else self._run(), "handler")
+    # --- batches ------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        ready, turns = self._ready, 0
-        try:
-            while ready and self.is_open:
-                delivery = ready.popleft()
-                if not delivery.owner.may_handle(delivery, self._clock.monotonic()):
-                    continue
-                started = time.perf_counter()
-                error: BaseException | None = None
-                try:
-                    if self._timeout is None:
-                        await self._call(delivery)
-                    else:
-                        async with asyncio.timeout(self._timeout):
-                            await self._call(delivery)
-                except (Exception, asyncio.CancelledError) as raised:
-                    if self._is_ending(raised):
-                        raise
-                    error = raised
-                self._report(delivery, error, time.perf_counter() - started)
-                turns += 1
-                if turns % _AT_A_STRETCH == 0:
-                    await asyncio.sleep(0)
-        finally:
-            self._runners -= 1
+    def _begins(self, batch: _Batch) -> bool:
+        """Whether anything of a batch may begin; what came meanwhile goes along."""
+        assert self._batches is not None
+        now, begin = self._clock.monotonic(), batch.owner.hand.begin
+        batch.deliveries = [delivery for delivery in self._batches.fill(batch.owner) if begin(delivery, now)]
+        if not batch.deliveries:
+            self._runners.begin(self._batches.free(batch.owner))
+        return bool(batch.deliveries)
 
-    async def _run_batches(self) -> None:
-        try:
-            while self.is_open and (batch := self._next_batch()):
-                owner = batch[0].owner
-                self._busy.add(owner)
-                started = time.perf_counter()
-                try:
-                    errors = await self._handle_batch(batch)
-                finally:
-                    self._busy.discard(owner)
-                seconds = (time.perf_counter() - started) / len(batch)
-                for delivery, error in zip(batch, errors, strict=True):
-                    self._report(delivery, error, seconds)
-        finally:
-            self._runners -= 1
+    def _finished(self, batch: _Batch, result: Any, error: BaseException | None, seconds: float) -> None:
+        assert self._batches is not None
+        deliveries, each = batch.deliveries, seconds / len(batch.deliveries)
+        if error is None and result is None:
+            self._engine.finished_all(deliveries, each)
+        else:
+            errors = [error] * len(deliveries) if error is not None else _outcomes(result, len(deliveries))
+            for delivery, one in zip(deliveries, errors, strict=True):
+                self._engine.finished(delivery, None, one, each)
+        self._runners.begin(self._batches.free(batch.owner))
 
-    def _report(self, delivery: Delivery, error: BaseException | None, seconds: float) -> None:
-        try:
-            self._finished(delivery, error, seconds)
-        except Exception as mistake:  # whatever it is, the message must not be held for ever
-            _log.exception("message %s could not be judged", delivery.id)
-            self._finished(delivery, RuntimeError(f"{type(mistake).__name__} in judging the outcome"), seconds)
 
-    def _next_batch(self) -> list[Delivery]:
-        """Deliveries of one partition that no other runner is busy with, in order."""
-        batch: list[Delivery] = []
-        rest: list[Delivery] = []
-        now = self._clock.monotonic()
-        while self._ready and len(batch) < self._batch:
-            delivery = self._ready.popleft()
-            if delivery.owner in self._busy or (batch and delivery.owner is not batch[0].owner):
-                rest.append(delivery)
-            elif delivery.owner.may_handle(delivery, now):
-                batch.append(delivery)
-        self._ready.extendleft(reversed(rest))
-        return batch
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Deliveries of one partition, for one call."""
 
-    async def _handle_batch(self, batch: list[Delivery]) -> Sequence[BaseException | None]:
-        try:
-            async with asyncio.timeout(self._timeout):
-                outcomes = await self._call(batch)
-        except (Exception, asyncio.CancelledError) as error:
-            if self._is_ending(error):
-                raise
-            return [error] * len(batch)
-        if outcomes is None:
-            return [None] * len(batch)
-        if not isinstance(outcomes, Sequence) or len(cast("Sequence[Any]", outcomes)) != len(batch):
-            wrong = ConfigError(f"a batch handler returns None or one outcome for each message, not {outcomes!r}")
-            return [wrong] * len(batch)
-        return [_outcome(outcome) for outcome in cast("Sequence[object]", outcomes)]
+    owner: Owned
+    deliveries: list[Delivery]
 
-    def _awaitable(self, handler: Callable[..., Any], options: SubscribeOptions) -> Callable[[Any], Awaitable[Any]]:
-        """``handler`` if it is async; else a function that runs it in a thread, so that it cannot block the loop."""
-        if is_async(handler):
-            return cast("Callable[[Any], Awaitable[Any]]", handler)
-        threads = self._threads = Threads(options.max_inflight, "conquiet-handler")
 
-        async def handle(message: Any) -> Any:
-            found = await self._to_its_end(in_thread(threads, handler, message))
-            # A callable that gives an awaitable was async in disguise (a lambda, a partial).
-            return await found if inspect.isawaitable(found) else found
+class _Batches:
+    """What waits for a batch handler: at most one batch a partition is out."""
 
-        return handle
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ready: dict[Owned, deque[Delivery]] = {}
+        self._busy: set[Owned] = set()
 
-    async def _to_its_end(self, work: asyncio.Future[Any]) -> Any:
-        """Wait for a thread. One that takes too long has failed, but not before it has ended: a second attempt beside
-        the first would be two of one message at once."""
-        cancelled: asyncio.CancelledError | None = None
-        while not work.done():
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                if self._closing or PRIVATE_LOOP.ended:
-                    break
-        if cancelled is not None:
-            raise cancelled
-        return work.result()
+    def add(self, deliveries: Iterable[Delivery]) -> list[_Batch]:
+        """The batches that may begin now."""
+        for delivery in deliveries:
+            self._ready.setdefault(delivery.owner, deque()).append(delivery)
+        return [batch for owner in list(self._ready) for batch in self._next(owner)]
 
-    def _is_ending(self, error: BaseException) -> bool:
-        """Whether the runner is being cancelled because all ends, and not by something inside the handler."""
-        if not isinstance(error, asyncio.CancelledError):
-            return False
-        if self._closing or PRIVATE_LOOP.ended:
-            return True
-        task = asyncio.current_task()
-        while task is not None and task.cancelling():
-            task.uncancel()
-        return False
+    def free(self, owner: Owned) -> list[_Batch]:
+        """A batch of a partition is over: the next, if there is one."""
+        self._busy.discard(owner)
+        return self._next(owner)
+
+    def fill(self, owner: Owned) -> list[Delivery]:
+        """What is ready of a partition, as much as a batch may have."""
+        ready = self._ready.get(owner)
+        if ready is None:
+            return []
+        some = [ready.popleft() for _ in range(min(self._size, len(ready)))]
+        if not ready:
+            del self._ready[owner]
+        return some
+
+    def _next(self, owner: Owned) -> list[_Batch]:
+        if owner in self._busy or owner not in self._ready:
+            return []
+        self._busy.add(owner)
+        return [_Batch(owner, [])]
+
+
+def _outcomes(result: Any, count: int) -> Sequence[BaseException | None]:
+    if not isinstance(result, Sequence) or len(cast("Sequence[Any]", result)) != count:
+        wrong = ConfigError(f"a batch handler returns None or one outcome for each message, not {result!r}")
+        return [wrong] * count
+    return [_outcome(one) for one in cast("Sequence[object]", result)]
+
+
+def _outcome(outcome: object) -> BaseException | None:
+    if outcome is None or isinstance(outcome, BaseException):
+        return outcome
+    return ConfigError(f"the outcome of a message is None or an exception, not {outcome!r}")
 
 
 class Pulling:
     """The place of handlers where the user pulls: deliveries wait until they are asked for.
 
-    Who leaves with messages in hand has no more occasion to settle them, so the end does not wait for that.
+    Closing does not wait for pulled messages: they can no longer be settled.
     """
 
     finishes = False
 
-    def __init__(self, ready: deque[Delivery], standstill: Standstill, clock: Clock) -> None:
-        self._ready = ready
+    def __init__(self, standstill: Standstill, clock: Clock) -> None:
+        self._ready: deque[Delivery] = deque()
         self._standstill = standstill
         self._clock = clock
         self._news = asyncio.Event()
 
+    @property
+    def has_ready(self) -> bool:
+        """Nobody need wait for the caller to come."""
+        return False
+
+    def begin(self, deliveries: Iterable[Delivery]) -> None:
+        """Keep these until they are asked for."""
+        self._ready.extend(deliveries)
+        self._news.set()
+
     def wake(self) -> None:
-        """There may be something ready, or an end."""
+        """There may be an end."""
         self._news.set()
 
     async def next(self, ending: asyncio.Event) -> Delivery | None:
@@ -248,7 +218,7 @@ class Pulling:
         while not ending.is_set():
             while self._ready:
                 delivery = self._ready.popleft()
-                if delivery.owner.may_handle(delivery, self._clock.monotonic()):
+                if delivery.owner.hand.begin(delivery, self._clock.monotonic()):
                     self._standstill.end()
                     return delivery
             self._news.clear()
@@ -259,9 +229,3 @@ class Pulling:
         """Nothing runs here; whoever waits is told."""
         self._standstill.end()
         self._news.set()
-
-
-def _outcome(outcome: object) -> BaseException | None:
-    if outcome is None or isinstance(outcome, BaseException):
-        return outcome
-    return ConfigError(f"the outcome of a message is None or an exception, not {outcome!r}")

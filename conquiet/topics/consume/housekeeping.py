@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
-from conquiet.metrics import producer_metrics
-from conquiet.topics.consume.desk import Desk
-from conquiet.topics.consume.partition import Partition
+from conquiet.metrics import GroupMetrics, producer_metrics
+from conquiet.topics.consume.owned import Owned
 from conquiet.topics.server import dead_letters, retention
 from conquiet.topics.server.instance import Site
 from conquiet.wire import streams
@@ -28,9 +29,11 @@ class Housekeeping:
     Whatever goes wrong with one partition, the others are kept, and it is tried again.
     """
 
-    def __init__(self, site: Site, desk: Desk, group: str) -> None:
+    def __init__(self, site: Site, partitions: Mapping[str, Owned], group: str) -> None:
         self._site = site
-        self._desk = desk
+        self.letters = asyncio.Event()
+        """To be set when dead letters wait to be forwarded."""
+        self._partitions = partitions
         self._group = group
         self._background = Background()
         self._failing: set[tuple[str, str]] = set()
@@ -48,46 +51,47 @@ class Housekeeping:
         """End."""
         await self._background.aclose()
 
-    async def forward(self, partition: Partition) -> None:
+    async def forward(self, owned: Owned) -> None:
         """Move all dead letters of a partition from its outbox to where they are found; later if that fails."""
-        await self._attempt("forward dead letters", self._forward, partition)
+        await self._attempt("forward dead letters", self._forward, owned)
 
-    async def _forward(self, partition: Partition) -> None:
-        partition.outbox, is_done = False, False
+    async def _forward(self, owned: Owned) -> None:
+        owned.outbox, is_done = False, False
         try:
             moved = _FORWARDED
             while moved >= _FORWARDED:
                 moved = await dead_letters.forward(
-                    self._site, partition.topic, partition.index, self._group, _FORWARDED
+                    self._site, owned.partition.topic, owned.partition.index, self._group, _FORWARDED
                 )
             # Another forwarder may have begun with some, and died.
-            outbox = self._site.keys.outbox(partition.stream, self._group)
-            partition.outbox = bool(await self._site.link.call(outbox, streams.xlen(outbox)))
+            outbox = self._site.keys.outbox(owned.stream, self._group)
+            owned.outbox = bool(await self._site.link.call(outbox, streams.xlen(outbox)))
             is_done = True
         except QueueError as error:
-            _log.warning("%r: could not forward dead letters: %s", partition.stream, error)
+            _log.warning("%r: could not forward dead letters: %s", owned.stream, error)
         finally:
-            partition.outbox = partition.outbox or not is_done
+            owned.outbox = owned.outbox or not is_done
 
     async def _run(self) -> None:
         while True:
-            self._desk.letters.clear()
-            for partition in list(self._desk.partitions.values()):
-                if partition.outbox and not partition.lease.lost:
-                    await self.forward(partition)
-                if self._is_to_be_trimmed(partition):
-                    await self._attempt("trim", self._trim, partition)
-            self._failing = {failing for failing in self._failing if failing[0] in self._desk.partitions}
-            for partition in self._desk.partitions.values():
-                partition.metrics.inflight(len(partition.held) + len(partition.leaving))
-            await self._site.clock.wait(self._desk.letters, _PAUSE)
+            self.letters.clear()
+            for owned in list(self._partitions.values()):
+                if owned.outbox and not owned.partition.is_lost:
+                    await self.forward(owned)
+                if self._is_to_be_trimmed(owned):
+                    await self._attempt("trim", self._trim, owned)
+            self._failing = {failing for failing in self._failing if failing[0] in self._partitions}
+            inflight: Counter[GroupMetrics] = Counter()
+            for owned in self._partitions.values():
+                inflight[owned.metrics] += owned.hand.inflight
+            for metrics, count in inflight.items():
+                metrics.inflight(count)
+            await self._site.clock.wait(self.letters, _PAUSE)
 
-    async def _attempt(
-        self, what: str, work: Callable[[Partition], Coroutine[Any, Any, None]], partition: Partition
-    ) -> None:
-        failing = (partition.stream, what)
+    async def _attempt(self, what: str, work: Callable[[Owned], Coroutine[Any, Any, None]], owned: Owned) -> None:
+        failing = (owned.stream, what)
         try:
-            await work(partition)
+            await work(owned)
         except Exception:
             if failing not in self._failing:
                 _log.exception("%r: could not %s, and will try again", *failing)
@@ -95,18 +99,18 @@ class Housekeeping:
         else:
             self._failing.discard(failing)
 
-    def _is_to_be_trimmed(self, partition: Partition) -> bool:
+    def _is_to_be_trimmed(self, owned: Owned) -> bool:
         now = self._site.clock.monotonic()
-        return partition.topic.retention.trims and now >= partition.trim_at and not partition.lease.lost
+        return owned.partition.topic.retention.trims and now >= owned.trim_at and not owned.partition.is_lost
 
-    async def _trim(self, partition: Partition) -> None:
-        partition.trim_at = self._site.clock.monotonic() + partition.topic.retention.trim_interval
+    async def _trim(self, owned: Owned) -> None:
+        owned.trim_at = self._site.clock.monotonic() + owned.partition.topic.retention.trim_interval
         try:
-            trimmed = await retention.trim(self._site, partition.topic, partition.index)
+            trimmed = await retention.trim(self._site, owned.partition.topic, owned.partition.index)
         except QueueError as error:
-            _log.warning("%r: could not trim: %s", partition.stream, error)
+            _log.warning("%r: could not trim: %s", owned.stream, error)
             return
         if trimmed.dropped:
-            producer_metrics(partition.topic.name).dropped(partition.index, trimmed.dropped)
+            producer_metrics(owned.partition.topic.name).dropped(owned.partition.index, trimmed.dropped)
         for group in trimmed.expired_groups:
-            _log.warning("%r: group %r is idle and holds nothing back any more", partition.stream, group)
+            _log.warning("%r: group %r is idle and holds nothing back any more", owned.stream, group)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from conquiet.errors import Reject, Retry
+from conquiet.kit import codec as json
 from conquiet.kit.policy import RetryPolicy
 from conquiet.message import Message
 from conquiet.topics.options import DeadLetterPolicy
+from conquiet.topics.server.partition import Bury, Park, Requeue
 
-__all__ = ["Bury", "Done", "Outcome", "Park", "Requeue", "judge", "reject"]
+__all__ = ["DONE", "Bury", "Done", "Outcome", "Park", "Requeue", "judge", "kind_of", "letter_fields", "reject"]
+
+_log = logging.getLogger("conquiet.topics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,35 +27,15 @@ class Done:
     """Handled: acknowledge it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Failed: leave it pending and try it again after a while."""
-
-    delay: float
-    failures: int
-    error_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """Failed: put it behind the others after a while."""
-
-    delay: float
-    failures: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bury:
-    """Failed for good: a dead letter."""
-
-    failures: int
-    reason: str
-    error_type: str = ""
-    error: str = ""
-    traceback: str = ""
-
-
 Outcome: TypeAlias = Done | Park | Requeue | Bury
+DONE: Final = Done()
+
+
+def kind_of(outcome: Outcome) -> Literal["ack", "retry", "dead_letter"]:
+    """The name of an outcome in metrics."""
+    if isinstance(outcome, Bury):
+        return "dead_letter"
+    return "retry" if isinstance(outcome, Park | Requeue) else "ack"
 
 
 def judge(
@@ -107,3 +92,27 @@ def _text(error: BaseException) -> str:
 
 def _clean(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
+
+
+def letter_fields(message: Message, letters: DeadLetterPolicy) -> list[bytes] | None:
+    """The fields that a dead letter holds instead of its entry's; ``None`` to keep them as they are."""
+    if letters.transform is None and not letters.drop_headers:
+        return None
+    try:
+        words = [word for pair in _transformed(message, letters).items() for word in pair]
+        if not all(isinstance(word, bytes) for word in words):
+            raise TypeError("transform must return names and values as bytes")
+    except Exception:
+        # A letter that tells too much is better than none.
+        _log.exception("a dead letter is left as it is, since its policy failed")
+        return None
+    return words
+
+
+def _transformed(message: Message, letters: DeadLetterPolicy) -> Mapping[bytes, bytes]:
+    fields = dict(message.fields)
+    if letters.drop_headers and b"headers" in fields:
+        dropped = {*letters.drop_headers, "partitionId"}
+        kept = {name: value for name, value in message.headers.items() if name not in dropped}
+        fields[b"headers"] = json.encode_object(kept)
+    return fields if letters.transform is None else letters.transform(fields)

@@ -1,349 +1,329 @@
-"""One owned partition: what was taken of it, in which order it may be handled, and what waits to be settled."""
+"""One owned partition: everything that is known of it, and every decision on it. Pure: no server, no loop, no clock."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from conquiet.errors import ConfigError, LeaseLostError
 from conquiet.kit.entry_ids import order as id_order
-from conquiet.kit.loopthread import forks
-from conquiet.metrics import GroupMetrics
-from conquiet.topics.consume.delivery import Delivery
-from conquiet.topics.consume.outcomes import Bury, Outcome, Park, Requeue
+from conquiet.kit.policy import Backoff
+from conquiet.topics.consume.delivery import Deliveries, Delivery
+from conquiet.topics.consume.hand import Hand
+from conquiet.topics.consume.outcomes import Bury, Park
 from conquiet.topics.consume.partition_leases import Acquired
-from conquiet.topics.options import Order
+from conquiet.topics.consume.requests import Failed, Request, Step
+from conquiet.topics.options import SubscribeOptions
+from conquiet.topics.server import partition as server
 
-__all__ = ["Partition", "Reader", "Settler", "kind_of"]
+__all__ = ["Partition"]
 
-_ALL: Final = "\0all"
-"""Stands for every key where a partition is handled strictly in order."""
-
-
-class Reader(Protocol):
-    """The loop that takes from a partition."""
-
-    event: asyncio.Event
-    is_waiting: bool
-    is_flushing: bool
-
-    def wake(self) -> None:
-        """Look again, also when it waits for news."""
-        ...
-
-
-class Settler(Protocol):
-    """Decides and writes what becomes of a delivery."""
-
-    async def settle_by_hand(self, delivery: Delivery, error: Exception | None) -> None:
-        """Settle a pulled message; returns when Redis has it."""
-        ...
-
-
-@dataclass(slots=True)
-class Doubt:
-    """By what it is known that a server has lost its last writes, and what it may have forgotten."""
-
-    newest: tuple[int, int]
-    """What the highest ID that was ever taken is compared by."""
-    is_open: bool = False
-    """Whether the server does not know something that it has confirmed."""
-    parked: set[str] = field(default_factory=set[str])
-    """Parked deliveries that were not found on the pending list since that was begun again."""
+_AFTER_REFUSAL: Final = Backoff(base=0.05, cap=2.0)
+_MOST_REFUSALS: Final = 10
+_NOTHING: Final = Request()
 
 
 class Partition:
-    """The state of one partition while this consumer owns it.
+    """The state of one partition while this consumer owns it. Others only read what is public of it.
 
-    ``held`` are the deliveries that are not settled, ``parked`` those that wait pending for their next attempt. At
-    most one message of a key is ready at a time; under ``block_key`` a parked one keeps its key, under
-    ``block_partition`` the whole partition counts as one key.
+    The engine asks :meth:`wants`, sends the steps, and says of each what came: :meth:`received`, :meth:`fenced` or
+    :meth:`torn`. What was taken is in its ``hand``.
     """
 
-    def __init__(
-        self,
-        acquired: Acquired,
-        order: Order,
-        metrics: GroupMetrics,
-        ready: deque[Delivery],
-        settler: Settler,
-        *,
-        keyless: bool = False,
-    ) -> None:
-        self.topic = acquired.topic
-        self.index = acquired.index
-        self.stream = acquired.stream
-        self.lease = acquired.lease
-        self.metrics = metrics
-        self.crashed, self.running = acquired.crashed, acquired.running
-        self.last_id, self.limit = acquired.last_id, acquired.limit
+    def __init__(self, acquired: Acquired, options: SubscribeOptions, deliveries: Deliveries) -> None:
+        self.topic, self.index, self.stream = acquired.topic, acquired.index, acquired.stream
+        self.crashed = (acquired.crashed, acquired.running)
+        """The owner before that did not release it, and the suspect that it was handling."""
+        self.limit = acquired.limit
         """The ID up to which new entries are taken for the time being."""
-        self.page: str | None = "-"
-        """Where the next page of the pending list begins; ``None`` once all of it was taken over."""
-        self.doubt = Doubt(id_order(acquired.last_id))
-        self.hot = True
-        self.ask_at = self.cold_at = self.trim_at = 0.0
         self.failures = 0
-        """Refusals in a row."""
-        self.outbox = True
-        """Whether dead letters may be waiting to be forwarded."""
+        """How often in a row the server has refused something."""
+        self.asked_at = 0.0
+        """When it was last asked for new entries."""
+        self.is_hot = True
+        """Whether there may be new entries."""
+        self.is_doubtful = False
+        """Whether the server does not know something that it has confirmed."""
         self.is_draining = False
-        self.held: dict[str, Delivery] = {}
-        self.parked: dict[str, Delivery] = {}
-        self.acks: list[Delivery] = []
-        self.failed: list[tuple[Delivery, Outcome]] = []
-        self.careful: deque[Delivery] = deque()
-        self.stalled: list[Delivery] = []
-        self.leaving: set[str] = set()
-        """Handled, but Redis has not confirmed yet what became of it."""
-        self.suspicious = self.is_careful = False
-        """Whether what was taken over is handled one at a time, and nothing else."""
-        self.sending = self.asking = self.taken = 0
-        self.due_at: float | None = None
-        """When the next parked or delayed entry falls due, by local time."""
-        self.durations: list[float] = []
-        """How long handlers took that were not reported yet."""
-        self.reader: Reader | None = None
-        self._keyless = keyless
-        self._order = order
-        self._ready = ready
-        self._waiting: dict[str, deque[Delivery]] = {}
-        self._settler, self._forks = settler, forks()
-        self.settled = asyncio.Event()
+        self._lease = acquired.lease
+        self._options = options
+        self._deliveries = deliveries
+        self._last_id = acquired.last_id
+        self._newest = id_order(acquired.last_id)
+        """What the highest ID that was ever taken is compared by."""
+        self._page: str | None = "-"
+        """Where the next page of the pending list begins; ``None`` once all of it was taken over."""
+        self._doubted: set[str] = set()
+        """Parked deliveries that were not found on the pending list since that was begun again."""
+        self._is_suspicious = self._is_paused = False
+        self.hand = Hand(options, acquired.lease)
+        self._asking = 0
+        self._due_at: float | None = None
+        self._ask_at = 0.0
 
-    # --- order ---------------------------------------------------------------------------------------------
-
-    def admit(self, delivery: Delivery) -> None:
-        """Make a delivery ready, or keep it until the one before it with the same key is done."""
-        self.held[delivery.id] = delivery
-        key = self._key(delivery)
-        if key is None:
-            self._ready.append(delivery)
-            return
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            self._waiting[key] = deque()
-            self._ready.append(delivery)
-        else:
-            waiting.append(delivery)
-
-    def admit_due(self, delivery: Delivery) -> None:
-        """A parked delivery is due: under an order that blocks it has its key, or its place behind who has it."""
-        had = self.parked.pop(delivery.id, None)
-        if had is None or not self.blocks:
-            self.admit(delivery)
-            return
-        self.held[delivery.id] = delivery
-        key = self._key(delivery)
-        waiting = self._waiting.get(key) if key is not None else None
-        if waiting and had in waiting:
-            waiting[waiting.index(had)] = delivery
-        else:
-            self._ready.append(delivery)
-
-    def admit_parked(self, delivery: Delivery) -> None:
-        """Taken over while it waits for its next attempt."""
-        if delivery.id in self.parked:
-            return
-        self.parked[delivery.id] = delivery
-        key = self._key(delivery)
-        if self.blocks and key is not None:
-            if key in self._waiting:
-                self._waiting[key].append(delivery)
-            else:
-                self._waiting[key] = deque()
-
-    def admit_careful(self, delivery: Delivery) -> None:
-        """Taken over from owners that crashed: to be handled alone."""
-        self.held[delivery.id] = delivery
-        delivery.alone = self.is_careful = True
-        self.careful.append(delivery)
-
-    def may_handle(self, delivery: Delivery, now: float) -> bool:
-        """Whether a delivery that is ready may be handled now: only while nobody else can own the partition."""
-        if self.lease.lost or delivery.id not in self.held:
-            return False
-        if self.lease.is_safe(now):
-            return True
-        self.stalled.append(delivery)
-        return False
-
-    def resume(self, now: float) -> bool:
-        """Make ready again what was held up by a lease that could not be renewed, if it was; whether anything."""
-        if not self.stalled or not self.lease.is_safe(now):
-            return False
-        self._ready.extend(self.stalled)
-        self.stalled.clear()
-        return True
-
-    # --- a server that lost its last writes -----------------------------------------------------------------
-
-    def distrust(self) -> None:
-        """The server may have forgotten what it confirmed: what is pending there is looked at again, from the first."""
-        self.page = "-"
-        self.doubt.is_open = False
-        self.doubt.parked = set(self.parked)
-
-    def saw_pending(self, ids: Iterable[str]) -> None:
-        """These are on the pending list, as the server knows it."""
-        if self.doubt.parked:
-            self.doubt.parked.difference_update(ids)
-
-    def saw_all(self) -> None:
-        """The last of the pending list was seen: what is parked here and is not there will never fall due."""
-        forgotten, self.doubt.parked = self.doubt.parked, set()
-        for id in forgotten & self.parked.keys():
-            self._let_go(self.parked.pop(id))
-
-    def _let_go(self, delivery: Delivery) -> None:
-        """Let those behind one go that was parked, if it held them up."""
-        key = self._key(delivery)
-        waiting = None if key is None else self._waiting.get(key)
-        if waiting and delivery in waiting:
-            waiting.remove(delivery)
-        elif self.blocks:
-            self.finish(delivery)
-
-    def in_hand(self, id: str) -> Delivery | None:
-        """What is being handled, parked, or about to be settled under an ID."""
-        leaving = (*self.acks, *(delivery for delivery, _ in self.failed)) if id in self.leaving else ()
-        found = self.held.get(id) or self.parked.get(id)
-        return found or next((delivery for delivery in leaving if delivery.id == id), None)
+    # --- how it is doing ----------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> bool:
-        """Whether a failed message holds up those behind it."""
-        return self._order != "unordered"
+    def is_lost(self) -> bool:
+        """Whether the lease is another owner's."""
+        return self._lease.lost
 
-    def finish(self, delivery: Delivery, *, parked: bool = False) -> None:
-        """The delivery is settled, or parked: let the next of its key go, unless order forbids."""
-        self.held.pop(delivery.id, None)
-        key = self._key(delivery)
-        if parked:
-            self.parked[delivery.id] = delivery
-            if self.blocks:
-                if key is not None:
-                    self._waiting.setdefault(key, deque())
-                return
-        if key is None:
-            return
-        waiting = self._waiting.get(key)
-        if not waiting:
-            self._waiting.pop(key, None)
-        elif (following := waiting.popleft()).id not in self.parked:  # else it goes on waiting, now with the key
-            self._ready.append(following)
-
-    def _key(self, delivery: Delivery) -> str | None:
-        if self._keyless:
-            return None
-        return _ALL if self._order == "block_partition" else delivery.key
-
-    def is_due(self, now: float) -> bool:
-        """Whether a parked or delayed entry waits to be taken."""
-        return self.due_at is not None and now >= self.due_at
-
-    def due_in(self, seconds: float, now: float) -> None:
-        """Something was parked for so long."""
-        moment = now + seconds
-        self.due_at = moment if self.due_at is None else min(self.due_at, moment)
+    @property
+    def load(self) -> int:
+        """How much room it takes up: what is in hand, being written or on its way."""
+        return self.hand.load + self._asking
 
     @property
     def blocked(self) -> int:
         """How many deliveries wait behind another of their key."""
-        return sum(map(len, self._waiting.values()))
+        return self.hand.order.waiting
+
+    # --- what it wants --------------------------------------------------------------------------------------
+
+    def may_take(self, now: float) -> bool:
+        """Whether anything at all may be taken now."""
+        is_closed = self._is_paused or self.is_draining or self.hand.isolation.is_active or self._asking > 0
+        return not is_closed and now >= self._ask_at and self._lease.is_safe(now)
+
+    def is_hungry(self, now: float) -> bool:
+        """Whether it would take something now, if there is room."""
+        if not self.may_take(now):
+            return False
+        return self._page is not None or self._is_due(now) or (self.is_hot and self._may_take_new)
+
+    def wants(self, now: float, room: int, *, may_isolate: bool = True) -> Request:
+        """What to ask of the server now, with room for so many more deliveries; it is on its way then."""
+        if self._lease.lost:
+            return _NOTHING
+        if now < self._ask_at:
+            return Request(until=self._ask_at)
+        self.hand.revive(now)
+        settlements = self.hand.settlements
+        steps = [*self._takes(now, room), *settlements.writing(), *settlements.acknowledging(self._last_id)]
+        steps += self._marks(may_isolate)
+        for step in steps:
+            settlements.sending += step.carried
+            self._asking += step.asked
+        return Request(steps) if steps else self._rest(now, room)
+
+    def _takes(self, now: float, room: int) -> Iterable[Step]:
+        """A page of the pending list, if that is to be read, or new and due entries."""
+        if not self.is_hungry(now):
+            return ()
+        blocks, is_due = self.hand.order.blocks, self._is_due(now)
+        if self._page is not None:
+            if room > 0 and (self._is_roomy or not self.blocked):
+                return [Step("page", id=self._page, size=min(server.MOST_PAGED, room))]
+            # More may be pending behind a parked message than there is room for.
+            fresh, due = 0, 1 if is_due and (blocks or room > 0) else 0
+        else:
+            fresh = max(room, 0) if self._may_take_new else 0
+            # What blocks others is let in even when there is no room: else none would ever be made.
+            due = max(room, 1 if blocks else 0)
+        if not fresh and not (due and is_due):
+            return ()
+        if fresh:
+            self.asked_at = now
+        return self.hand.settlements.acknowledging(self._last_id, fresh, due)
+
+    def _marks(self, may_isolate: bool) -> Iterator[Step]:
+        # Alone is what runs while nothing else of the partition does.
+        is_alone = may_isolate and not self.is_draining and self.hand.running <= 0
+        id = self.hand.isolation.wants(may_begin=is_alone)
+        if id is not None:
+            yield Step("mark", id=id)
+
+    def _rest(self, now: float, room: int) -> Request:
+        """What it waits for."""
+        if not self.may_take(now):
+            return _NOTHING
+        # What is due is let in without room only where it blocks others.
+        until = self._due_at if room > 0 or self.hand.order.blocks else None
+        can_hear = room > 0 and self._page is None and self._may_take_new and not self.failures
+        return Request(until=until, listens=self._last_id if can_hear else None)
 
     @property
-    def is_at_limit(self) -> bool:
-        """Whether no new entry is to be taken for the time being."""
-        return self.limit is not None and id_order(self.last_id) >= id_order(self.limit)
+    def _may_take_new(self) -> bool:
+        """Whether order, the growth of the topic and what waits behind keys allow to take new entries."""
+        if self.limit is not None and id_order(self._last_id) >= id_order(self.limit):
+            return False
+        if self.hand.parked and self._options.order == "block_partition":
+            return False
+        return self._is_roomy
 
     @property
-    def is_blocked(self) -> bool:
-        """Whether nothing more can be handled before a parked message is."""
-        return self._order == "block_partition" and bool(self.parked)
+    def _is_roomy(self) -> bool:
+        """Whether not too much waits behind keys already."""
+        return self.blocked * 2 < self._options.max_inflight
 
-    # --- settling -----------------------------------------------------------------------------------------
+    def _is_due(self, now: float) -> bool:
+        return self._due_at is not None and now >= self._due_at
 
-    async def settle_by_hand(self, delivery: Delivery, error: Exception | None) -> None:
-        """As :meth:`Settler.settle_by_hand`; refused in a forked child, who does not own the partition."""
-        if self._forks != forks():
-            raise ConfigError(f"{delivery!r} was pulled before a fork and is the parent's")
-        if self.lease.lost:
-            raise self.lost_error(delivery)
-        if delivery.settled:
-            raise ConfigError(f"{delivery!r} is settled already")
-        await self._settler.settle_by_hand(delivery, error)
+    def _due_in(self, seconds: float, now: float) -> None:
+        moment = now + seconds
+        self._due_at = moment if self._due_at is None else min(self._due_at, moment)
 
-    def lost_error(self, delivery: Delivery) -> LeaseLostError:
-        """What a settlement is told after the partition went to another owner."""
-        return LeaseLostError(f"{self.stream!r} has another owner now, so message {delivery.id} was left as it is")
+    # --- what is said to it -----------------------------------------------------------------------------------
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether nothing more of it is begun here."""
-        return self.is_draining or self.lease.lost
+    def news(self) -> None:
+        """There may be new entries."""
+        self.is_hot = True
 
-    @property
-    def unwritten(self) -> int:
-        """How many failures wait to be written that are not held any more: they take up room as long as they do."""
-        return 0 if self.blocks else len(self.failed)
+    def pause(self, is_paused: bool) -> None:
+        """Take nothing until that is over; what was taken goes on."""
+        self._is_paused = is_paused
 
-    @property
-    def has_settlements(self) -> bool:
-        """Whether something waits to be written."""
-        return bool(self.acks or self.failed)
+    def limit_to(self, id: str | None) -> None:
+        """Take new entries up to ``id`` only, or all."""
+        self.limit, self.is_hot = id, True
 
-    def started(self) -> Iterator[Delivery]:
-        """Deliveries that a handler, or the user, has."""
-        waiting = {delivery.id for queue in self._waiting.values() for delivery in queue}
-        waiting.update(delivery.id for delivery in self._ready if delivery.owner is self)
-        waiting.update(delivery.id for delivery in self.careful)
-        waiting.update(delivery.id for delivery in self.stalled)
-        return (delivery for delivery in self.held.values() if delivery.id not in waiting)
+    def drain(self) -> None:
+        """Begin nothing more; what was not begun stays pending."""
+        self.is_draining = True
+        self.hand.forget_unstarted()
 
-    def behind(self, delivery: Delivery) -> Delivery | None:
-        """The next one that waits until ``delivery``, which somebody has, is settled."""
-        key = self._key(delivery)
-        waiting = None if key is None else self._waiting.get(key)
-        return waiting[0] if waiting else None
+    def keep(self) -> None:
+        """Go on after all: what stayed pending is taken over again, in order."""
+        if self.is_draining:
+            self.is_draining = False
+            self._page = "-"
+            self.hand.begin_again()
 
-    def forget_unstarted(self) -> int:
-        """Let go of what nobody has begun with; it stays pending. How many there were."""
-        started = {delivery.id: delivery for delivery in self.started()}
-        gone = len(self.held) - len(started)
-        keep = [delivery for delivery in self._ready if delivery.owner is not self]
-        self._ready.clear()
-        self._ready.extend(keep)
-        self.held = started
-        for queue in self._waiting.values():
-            queue.clear()
-        self.careful.clear()
-        self.stalled.clear()
-        return gone
+    def shed(self, count: int) -> int:
+        """Let go of up to so many deliveries that wait behind a key: they stay pending, and are read again in time.
 
-    def has(self, id: str) -> bool:
-        """Whether an entry is in hand already, parked ones apart."""
-        return id in self.held or id in self.leaving
+        How many.
+        """
+        gone = [] if self._asking else self.hand.shed(count)
+        if gone and self._page != "-":
+            first = min((delivery.id for delivery in gone), key=id_order)
+            if self._page is None or id_order(first) <= id_order(self._page.lstrip("(")):
+                self._page = first
+        return len(gone)
 
-    def abandon(self) -> Iterable[Delivery]:
-        """The lease is gone: whatever is unsettled stays as it is in Redis. The deliveries that were unsettled."""
-        self.lease.lost = True
-        self.forget_unstarted()
-        gone = [*self.held.values(), *self.acks, *(delivery for delivery, _ in self.failed)]
-        self.held.clear()
-        self.acks.clear()
-        self.failed.clear()
-        self.parked.clear()
-        self.leaving.clear()
-        self.settled.set()
-        return gone
+    def distrust(self) -> None:
+        """The server may have forgotten what it confirmed: what is pending there is looked at again, from the first."""
+        self._page = "-"
+        self.is_doubtful = False
+        self._doubted = set(self.hand.parked)
 
+    def abandon(self) -> tuple[list[Delivery], list[Delivery], list[Failed]]:
+        """It is given up: whatever is unsettled stays as it is in Redis.
 
-def kind_of(outcome: Outcome) -> Literal["ack", "retry", "dead_letter"]:
-    """The name of an outcome in metrics."""
-    if isinstance(outcome, Bury):
-        return "dead_letter"
-    return "retry" if isinstance(outcome, Park | Requeue) else "ack"
+        What was in hand, what was to be acknowledged, and what has failed.
+        """
+        self._lease.lost = True
+        return self.hand.abandon()
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def torn(self, step: Step) -> None:
+        """No answer: whether it was done is not known, so it is asked again, and the pending list is read again."""
+        self._ended(step)
+        self.hand.settlements.torn(step)
+        if step.asked and self._page is None:
+            self._page = "-"
+        if step.kind == "mark":
+            self.hand.isolation.torn()
+
+    def refused(self, now: float) -> None:
+        """The server has refused it: ask again, more and more rarely."""
+        self._ask_at = now + _AFTER_REFUSAL.delay(self.failures)
+        self.failures = min(self.failures + 1, _MOST_REFUSALS)
+
+    def fenced(self, step: Step) -> list[Delivery]:
+        """The lease is another owner's: nothing was changed. The deliveries that were not settled."""
+        self._ended(step)
+        self._lease.lost = True
+        return [*step.acks, *(delivery for delivery, _ in step.failed)]
+
+    def received(self, step: Step, answer: server.Answer, now: float) -> Sequence[Delivery]:
+        """Take in what the server answered; the deliveries that are settled now."""
+        self._ended(step)
+        if not self.hand.settlements.failed:  # else something was refused, and is asked for again more and more rarely
+            self.failures = 0
+        settled = self.hand.settlements.confirmed(step)
+        is_over = self.is_draining or self._lease.lost  # what came stays pending, and is taken over in order
+        if isinstance(answer, server.Taken):
+            self._due_at = None if answer.next_due is None else now + answer.next_due
+            if step.fresh:
+                self.is_hot = answer.is_more or len(answer.fresh) >= step.fresh  # else there is no more for now
+            if not is_over:
+                self._took(answer)
+        elif isinstance(answer, server.Page):
+            if not is_over:
+                self._took_over(answer, now)
+        elif step.kind == "mark":
+            self.hand.mark_noted()
+        else:
+            self._wrote(step, answer, now)
+        return settled
+
+    def _ended(self, step: Step) -> None:
+        self.hand.settlements.sending -= step.carried
+        self._asking -= step.asked
+
+    def _wrote(self, step: Step, count: int, now: float) -> None:
+        if step.kind == "park" and count < len(step.failed):
+            self.is_doubtful = True  # what is not pending is not parked either, and would never fall due
+        for delivery, outcome in step.failed:
+            self.hand.let_go(delivery, outcome)
+            if isinstance(outcome, Park):
+                self._due_in(outcome.delay, now)
+
+    # --- what was taken ---------------------------------------------------------------------------------------
+
+    def _took(self, answer: server.Taken) -> None:
+        hand = self.hand
+        for entry in answer.due:
+            if not hand.knows(entry.id):  # else the server has forgotten that it was due before
+                hand.admit(self._deliveries.again(entry))
+        fresh = answer.fresh
+        if fresh:
+            newest, self._last_id = self._newest, fresh[-1][0].decode()
+            self._newest = max(newest, id_order(self._last_id))
+            arrived = [self._deliveries.fresh(id.decode(), fields) for id, fields in fresh]
+            if id_order(arrived[0].id) <= newest:
+                self._took_again(arrived)
+            else:
+                hand.admit_new(arrived)
+
+    def _took_again(self, arrived: Iterable[Delivery]) -> None:
+        """New entries with IDs of before: the server has forgotten that they, or others, were taken already."""
+        for delivery in arrived:
+            mine = self.hand.content(delivery.id)
+            if mine is not None and mine != delivery.content:
+                # Its clock went back, too: what becomes of the one that it lost must not be said of this one.
+                self._lease.lost = True
+                return
+            if not self.hand.knows(delivery.id):
+                self.hand.admit(delivery)
+
+    def _took_over(self, answer: server.Page, now: float) -> None:
+        if self._doubted:
+            self._doubted.difference_update([entry.id for entry in answer.entries])
+        found = [entry for entry in answer.entries if not self.hand.knows(entry.id)]
+        self._is_suspicious |= any(entry.crashes >= server.SUSPICIOUS for entry in found)
+        for entry in found:
+            self._take_over(entry)
+        if self.hand.parked:
+            self._due_in(0.0, now)  # the next take tells when the first is due
+        self._page = answer.following
+        if self._page is None:
+            # What is parked here and is not on the list will never fall due.
+            for id in self._doubted & self.hand.parked.keys():
+                self.hand.forget_parked(id)
+            self._doubted = set()
+            self.crashed = ("", "")
+            self._last_id = answer.last_id
+            self.is_hot, self._is_suspicious = True, False
+
+    def _take_over(self, entry: server.Again) -> None:
+        delivery = self._deliveries.again(entry)
+        if entry.crashes >= self._options.max_crashes:
+            self.hand.settle_at_once(delivery, Bury(entry.crashes, "crash loop"))
+        elif entry.is_parked:
+            self.hand.admit_parked(delivery)
+        else:
+            if self._is_suspicious:
+                self.hand.isolation.suspect(delivery)
+            self.hand.admit(delivery)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conquiet.kit.clock import Clock
-from conquiet.topics.consume.partition import Partition
+from conquiet.topics.consume.owned import Owned
 
 __all__ = ["Standstill"]
 
@@ -25,7 +25,7 @@ class Standstill:
     It counts from message to message, so many short waits are like a long one.
     """
 
-    def __init__(self, partitions: Mapping[str, Partition], most: int, clock: Clock) -> None:
+    def __init__(self, partitions: Mapping[str, Owned], most: int, clock: Clock) -> None:
         self.reason: str | None = None
         """Why nothing comes, if that was so at the last look."""
         self._partitions = partitions
@@ -56,10 +56,10 @@ class Standstill:
 
     def _find(self) -> str | None:
         out = 0
-        for part in self._partitions.values():
-            for delivery in part.started():
+        for owned in self._partitions.values():
+            for delivery in owned.hand.started():
                 out += 1
-                if (behind := part.behind(delivery)) is not None:
+                if (behind := owned.hand.order.behind(delivery)) is not None:
                     place = f"topic {delivery.topic!r}, partition {delivery.partition}, group {delivery.group!r}"
-                    return f"{place}: message {behind.id} waits for message {delivery.id} of the same key"
+                    return f"{place}: message {behind} waits for message {delivery.id} of the same key"
         return f"all that may be out at a time are out (max_inflight={self._most})" if out >= self._most else None

@@ -17,12 +17,11 @@ from conquiet.kit.signals import stop_on_signals
 from conquiet.metrics import GroupMetrics, group_metrics
 from conquiet.topics.codec import Codec
 from conquiet.topics.consume.delivery import Delivery
-from conquiet.topics.consume.exchange import Exchanges
+from conquiet.topics.consume.engine import Engine
 from conquiet.topics.consume.handling import BatchHandler, Handler, Handling, Pulling
 from conquiet.topics.consume.member import Member
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.standstill import Standstill
-from conquiet.topics.consume.worker import Worker
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, TopicLike
@@ -46,7 +45,8 @@ class Health:
     failures: int
     error: str | None
     held_up: str | None = None
-    """Why a ``next`` has waited for more than a second, where it waits for what its caller has not settled."""
+    """What has been waited for longer than a second: by a ``next``, for what its caller has not settled; by a
+    hand-over of a partition, for what is still being handled."""
 
 
 class _Consumer:
@@ -74,8 +74,7 @@ class _Consumer:
         self._name = options.consumer or process_name()
         self._me = f"{self._name}#{incarnation()}"
         self._metrics: dict[str, GroupMetrics] = {}
-        exchanges = Exchanges(site, group, codec, options.dead_letter, delivery)
-        self._worker = Worker(site, group, exchanges, options, self._metrics_of, self._lost, self._no_group)
+        self._worker = Engine(site, group, codec, options, self._metrics_of, self._lost, self._no_group, delivery)
         self._members: list[Member] = []
         self._background = Background()
         self._stopping = asyncio.Event()
@@ -157,7 +156,7 @@ class _Consumer:
 
     @property
     def _held_up(self) -> str | None:
-        return None
+        return self._worker.held_up
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -263,8 +262,7 @@ class Subscription(_Consumer):
         handler: Handler | BatchHandler,
     ) -> None:
         super().__init__(site, registry, codec, topics, group, options)
-        worker = self._worker
-        self._hands = self._handling = Handling(handler, options, worker.desk.ready, worker.finished, site.clock)
+        self._hands = self._handling = Handling(handler, options, self._worker, site.clock)
 
 
 class Messages(_Consumer):
@@ -287,9 +285,8 @@ class Messages(_Consumer):
         if options.batch_handler:
             raise ConfigError("batch_handler is for subscribe: here nothing is handled")
         super().__init__(site, registry, codec, topics, group, options, delivery)
-        desk = self._worker.desk
-        self._standstill = Standstill(desk.partitions, options.max_inflight, site.clock)
-        self._hands = self._pulling = Pulling(desk.ready, self._standstill, site.clock)
+        self._standstill = Standstill(self._worker.partitions, options.max_inflight, site.clock)
+        self._hands = self._pulling = Pulling(self._standstill, site.clock)
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self
@@ -311,7 +308,7 @@ class Messages(_Consumer):
 
     @property
     def _held_up(self) -> str | None:
-        return self._standstill.reason
+        return self._standstill.reason or super()._held_up
 
     async def _next(self) -> Delivery | None:
         delivery = await self._pulling.next(self._stopping)

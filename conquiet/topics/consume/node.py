@@ -1,0 +1,89 @@
+"""What the loop of one node remembers from turn to turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from conquiet.kit.retrying import Lines, Retrying
+from conquiet.topics.consume.news import News
+from conquiet.topics.consume.owned import Owned
+from conquiet.topics.consume.requests import Request
+from conquiet.topics.server.instance import Site
+from conquiet.wire.address import Endpoint
+
+__all__ = ["Node"]
+
+_MOST_POLLS: Final = 10
+
+
+class Node:
+    """A node, what is waited for there, and how its loop is woken."""
+
+    def __init__(self, home: Endpoint, site: Site, lines: Lines) -> None:
+        self.home = home
+        self.event = asyncio.Event()
+        """Set when the loop is to look again."""
+        self.news = News(site, lines, self.event.set)
+        self.retrying = Retrying(lines, site.clock)
+        self.has_lingered = False
+        self.turn = 0
+        self._site = site
+        self._seen: tuple[str, Endpoint] = ("", home)
+        """A partition, and the node where it was last."""
+        self._opened = 0
+        """How many connections the node has had."""
+        self._poll_at = 0.0
+        self._until = 0.0
+        self._listening: dict[str, str] = {}
+
+    async def is_another(self, mine: Sequence[Owned]) -> bool:
+        """Whether it may have lost its last writes: a failover made it another, or a restart its connection."""
+        opened, self._opened = self._opened, self._site.link.opened(self.home)
+        if opened != self._opened:
+            return True
+        if mine and self._site.link.address.kind != "single":
+            stream = mine[0].stream
+            seen, self._seen = self._seen, (stream, await self._site.link.home(stream))
+            return seen[0] == stream and seen != self._seen
+        return False
+
+    def begin(self, until: float) -> None:
+        """Forget what was waited for; it is looked again at local time ``until`` at the latest."""
+        self._until = until
+        self._listening = {}
+
+    def note(self, stream: str, request: Request) -> None:
+        """A partition wants nothing now, and waits for something."""
+        if request.until is not None and request.until < self._until:
+            self._until = request.until
+        if request.listens is not None:
+            self._listening[stream] = request.listens
+
+    def rest(self, now: float, poll_timeout: float) -> float:
+        """Listen for news; how long to wait for something that falls due, or for a wake."""
+        if self._listening:
+            first = max(self._listening, key=self._listening.__getitem__)
+            self.news.listen(self._listening, first, poll_timeout)
+        return max(self._until - now, 0.001)
+
+    def hear(self, now: float, poll_timeout: float, asked_at: Callable[[str], float]) -> list[str]:
+        """The streams that are to be asked for new entries.
+
+        Some without news among them, from time to time: a wait does not tell of what was replayed, delayed, or is on
+        another slot.
+        """
+        heard = self.news.heard()
+        if heard is None:
+            return []
+        found, silent = heard
+        is_cluster = self._site.link.address.kind == "cluster"
+        if found and not is_cluster:
+            return found
+        if is_cluster:
+            return [*found, *silent]
+        if now < self._poll_at:
+            return []
+        self._poll_at = now + poll_timeout
+        return sorted(silent, key=asked_at)[:_MOST_POLLS]

@@ -1,0 +1,47 @@
+"""How the room of a consumer is shared among its partitions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from conquiet.topics.consume.partition import Partition
+
+__all__ = ["reclaimable", "reclaimed", "shares"]
+
+_SHARE: Final = 32
+"""A take is not divided into smaller ones than this: a script call costs as much as many entries."""
+
+
+def shares(free: int, hungry: int, batch: int) -> list[int]:
+    """How many deliveries each of so many partitions that want some, in turn, may take of ``free`` places."""
+    asked = max(1, min(hungry, free // min(_SHARE, batch)))
+    share = min(batch, max(free // asked, 0))
+    return [share] * asked + [0] * (hungry - asked)
+
+
+def fair(owned: Collection[Partition], hungry: Collection[Partition], limit: int) -> int:
+    """How many of ``limit`` places a partition can have whatever the others do."""
+    return max(1, limit // max(1, sum(part.load > 0 or part in hungry for part in owned)))
+
+
+def reclaimable(owned: Collection[Partition], limit: int) -> int:
+    """How many places are taken up by deliveries that wait behind keys, and could be given to other partitions."""
+    least = fair(owned, (), limit + 1)
+    return sum(min(part.blocked, max(part.load - least, 0)) for part in owned)
+
+
+def reclaimed(free: int, owned: Collection[Partition], hungry: Sequence[Partition], limit: int, batch: int) -> int:
+    """Make room for partitions that want some and have less than their share; how many places are free now.
+
+    What waits behind a key at partitions that have more than theirs is let go: it stays pending, and is read again.
+    """
+    least = fair(owned, hungry, limit)
+    missing = sum(min(least - part.load, batch) for part in hungry if part.load < least) - free
+    for part in sorted(owned, key=lambda part: part.blocked, reverse=True):
+        if missing <= 0 or not part.blocked:
+            break
+        gone = part.shed(min(missing, part.load - least))
+        missing -= gone
+        free += gone
+    return free
