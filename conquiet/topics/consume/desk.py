@@ -36,6 +36,11 @@ class Hands(Protocol):
     finishes: bool
     """Whether it is worth waiting, at the end, for what is being handled."""
 
+    @property
+    def busy(self) -> frozenset[str]:
+        """The streams of which a handler runs in a thread."""
+        ...
+
     def wake(self) -> None:
         """There may be something ready."""
         ...

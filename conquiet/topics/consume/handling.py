@@ -60,6 +60,7 @@ class Handling:
         """Whether handlers may begin; what is ready waits otherwise, as if nobody had taken it."""
         self._closing = False
         self._threads: Threads | None = None
+        self._in_threads: dict[asyncio.Future[Any], str] = {}
         self._call = self._awaitable(cast("Callable[..., Any]", handler), options)
         self._timeout = options.handler_timeout
         self._most = options.max_inflight
@@ -72,6 +73,11 @@ class Handling:
         self._runners = 0
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """The streams of which a handler runs in a thread."""
+        return frozenset(self._in_threads.values())
 
     @property
     def running(self) -> int:
@@ -192,7 +198,11 @@ class Handling:
         threads = self._threads = Threads(options.max_inflight, "conquiet-handler")
 
         async def handle(message: Any) -> Any:
-            found = await self._to_its_end(in_thread(threads, handler, message))
+            work = in_thread(threads, handler, message)
+            first: Delivery = message[0] if options.batch_handler else message
+            self._in_threads[work] = first.owner.stream
+            work.add_done_callback(self._in_threads.pop)
+            found = await self._to_its_end(work)
             # A callable that gives an awaitable was async in disguise (a lambda, a partial).
             return await found if inspect.isawaitable(found) else found
 
@@ -232,6 +242,7 @@ class Pulling:
     """
 
     finishes = False
+    busy: frozenset[str] = frozenset()
 
     def __init__(self, ready: deque[Delivery], standstill: Standstill, clock: Clock) -> None:
         self._ready = ready

@@ -82,6 +82,19 @@ class Worker:
         if partition.outbox:
             await self._housekeeping.forward(partition)
 
+    def keep(self, stream: str) -> None:
+        """Go on with a partition as before: its drain is called off."""
+        partition = self.desk.partitions.get(stream)
+        if partition is not None and partition.is_draining:
+            partition.is_draining = False
+            partition.distrust()  # what had not begun was let go of, and is pending
+            self._reading.wake_all()
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """The streams of which a handler still runs, in a thread that cannot be cancelled."""
+        return frozenset() if self.desk.hands is None else self.desk.hands.busy
+
     def limit(self, stream: str, id: str | None) -> None:
         """Take new entries of a partition up to ``id`` only, or all."""
         partition = self.desk.partitions.get(stream)
