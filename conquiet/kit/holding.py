@@ -148,6 +148,10 @@ class Holder(Generic[_L]):
         asked = self._clock.monotonic()
         gone = await self._renew([lease for lease in list(self._held.values()) if not self._is_ending(lease)])
         self._answered_at = max(self._answered_at, asked)
+        self.refused(gone)
+
+    def refused(self, gone: Collection[_L]) -> None:
+        """For ``renew``, before it raises what became of others: the server says that these are not held any more."""
         if gone:
             self._refused.update(map(self._key, gone))
         if gone or self._answered is not None:

@@ -64,18 +64,25 @@ class Life:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it was made before a fork: then it is the parent's, and nothing here may touch it."""
+        """Whether it was made, or last began, before a fork: then it is the parent's, and nothing here may touch it."""
         return self._forks != forks()
 
     def stop(self) -> None:
         """Ask it to end; returns at once."""
         if self._at_once is not None:
             self._at_once()
+        self.do(self.stopping.set if self._loop is None else self._stop)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Call ``action`` on its loop, from any thread or signal handler; here and now while it does not live.
+
+        In a child that was forked meanwhile nothing happens: its life is the parent's.
+        """
         if self._loop is None:
-            self.stopping.set()
-        else:
+            action()
+        elif not self.is_inherited:
             with suppress(RuntimeError):  # that loop has been closed, and all is over
-                self._loop.call_soon_threadsafe(self._stop)
+                self._loop.call_soon_threadsafe(action)
 
     def _stop(self) -> None:
         self.stopping.set()
@@ -87,7 +94,7 @@ class Life:
         """It lives within the block; SIGTERM and SIGINT stop it, if it handles signals."""
         if self._loop is not None:
             raise ConfigError(f"{self.name} runs already")
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._forks = asyncio.get_running_loop(), forks()
         self._leaving = None
         if not self.stopping.is_set():
             self.stopping = asyncio.Event()

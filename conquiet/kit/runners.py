@@ -114,6 +114,7 @@ class Runners(Generic[_T]):
         self._threads = None if handler.is_async else Threads(threads or limit, f"conquiet-{name}")
         self._ready: deque[_T] = deque()
         self._runs: dict[Hashable, Run[_T]] = {}
+        self._in_threads: dict[asyncio.Future[Any], _T] = {}
         self._tasks = 0
         self._is_due = self._closing = False
         self._background = Background()
@@ -144,6 +145,11 @@ class Runners(Generic[_T]):
     def items(self) -> list[_T]:
         """What calls are under way on."""
         return [run.item for run in self._runs.values()]
+
+    @property
+    def in_threads(self) -> list[_T]:
+        """What calls in threads are under way on, also after :meth:`aclose`, which leaves them behind."""
+        return list(self._in_threads.values())
 
     def put(self, items: Iterable[_T]) -> None:
         """Keep these ready, for :meth:`begin` or :meth:`withdraw`."""
@@ -259,7 +265,7 @@ class Runners(Generic[_T]):
                 result, error = await _outcome(self._handler, item)
             else:
                 result, error = await self._in_thread(run, self._threads)
-            if error is not None or run.verdict is not None:
+            if error is not None or run.task.cancelling():
                 self._end_cancellation(run, error)
                 if self._to_its_end and not run.is_over:
                     await self._thread_ended(run)
@@ -297,6 +303,7 @@ class Runners(Generic[_T]):
         if not run.is_over:
             run.is_over = True
             if error is not None and run.call_off():
+                self._left_thread(run.thread)
                 self._withdrawn(run.item)
                 return
             seconds = time.perf_counter() - run.started
@@ -331,6 +338,8 @@ class Runners(Generic[_T]):
         run.ticket = [None]
         context = copy_context()
         run.thread = threads.run(lambda: context.run(self._begun, run))
+        self._in_threads[run.thread] = run.item
+        run.thread.add_done_callback(self._left_thread)
         try:
             await asyncio.wait([run.thread])
             found = run.thread.result()
@@ -338,6 +347,10 @@ class Runners(Generic[_T]):
             return (await found if inspect.isawaitable(found) else found), None
         except BaseException as error:
             return None, error
+
+    def _left_thread(self, thread: asyncio.Future[Any] | None) -> None:
+        if thread is not None:
+            self._in_threads.pop(thread, None)
 
     def _begun(self, run: Run[_T]) -> Any:
         # A thread may start so late that the call was called off, and the item belongs to others.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
+from conquiet.kit.lifecycle import Life
 from conquiet.kit.options import instance, takes
-from conquiet.kit.service import to_its_end
 from conquiet.message import EntryId, Outgoing
 from conquiet.metrics import TopicsCollector
 from conquiet.topics.consume.handling import BatchHandler, Handler
@@ -28,6 +31,7 @@ from conquiet.wire.streams import pack
 
 __all__ = ["Broker"]
 
+_log = logging.getLogger("conquiet.topics")
 _C = TypeVar("_C", bound=Subscription | Messages)
 
 
@@ -48,6 +52,7 @@ class Broker:
         self._producer = Producer(self._site, self._registry, taken)
         self._admin = Admin(self._site, self._registry)
         self._consumers: WeakSet[Subscription | Messages] = WeakSet()
+        self._life = Life(f"the broker at {self._site.link.address}", _log)
 
     @classmethod
     @takes(BrokerOptions)
@@ -75,16 +80,16 @@ class Broker:
         await self._site.link.call(key, pack("SCARD", key))
 
     async def aclose(self) -> None:
-        """Stop and leave with every consumer that is still there, then close the connections.
+        """Stop and leave with every consumer that is still there, all at once, then close the connections.
 
-        The connections are closed also when this is cancelled.
+        Takes the longest ``drain_timeout`` of them plus a second at most, and is done also when this is cancelled.
         """
-        try:
-            for consumer in list(self._consumers):
-                await consumer.aclose()
-        finally:
-            # Torn off, it would leave connections that nobody knows of any more.
-            await to_its_end(self._site.link.aclose(), "close")
+        consumers = list(self._consumers)
+        seconds = max((consumer._drain_time for consumer in consumers), default=0.0)
+        await self._life.leave(partial(self._leave, consumers), self._site.link.aclose, seconds)
+
+    async def _leave(self, consumers: Iterable[Subscription | Messages]) -> None:
+        await asyncio.gather(*(consumer.aclose() for consumer in consumers))
 
     async def __aenter__(self) -> Self:
         try:

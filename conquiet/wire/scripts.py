@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from conquiet.errors import QueueError
+from conquiet.kit.chunks import by_number
+from conquiet.wire.address import Endpoint
 from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
 from conquiet.wire.streams import pack
 
-__all__ = ["Call", "Script", "run", "run_many"]
+__all__ = ["Call", "Script", "run", "run_everywhere", "run_many"]
 
+_TOGETHER: Final = 128
+"""Calls that are written together: not so many that they would go over the connection for large writes."""
 _INCLUDE: Final = re.compile(r"^--#include (\w+)$", re.MULTILINE)
 
 
@@ -74,6 +81,26 @@ async def run_many(link: Connections, key: str, calls: Sequence[Call]) -> list[R
         again = await link.call_many(key, [calls[at].whole() for at in unknown])
         for at, reply in zip(unknown, again, strict=True):
             replies[at] = reply
+    return replies
+
+
+async def run_everywhere(link: Connections, calls: Sequence[tuple[str, Call]]) -> list[Reply]:
+    """The replies to calls, each with one of its keys, in one write a node; what went wrong with one is its reply."""
+    places: defaultdict[Endpoint, list[int]] = defaultdict(list)
+    for at, (key, _) in enumerate(calls):
+        places[await link.home(key)].append(at)
+    replies: list[Reply] = [None] * len(calls)
+
+    async def ask(some: Sequence[int]) -> None:
+        found: list[Reply]
+        try:
+            found = await run_many(link, calls[some[0]][0], [calls[at][1] for at in some])
+        except QueueError as error:
+            found = [error.__cause__ or error] * len(some)
+        for at, reply in zip(some, found, strict=True):
+            replies[at] = reply
+
+    await asyncio.gather(*(ask(some) for there in places.values() for some in by_number(there, _TOGETHER)))
     return replies
 
 

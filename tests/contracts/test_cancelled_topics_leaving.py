@@ -13,7 +13,7 @@ from conquiet import Message
 from tests.contracts import topics_processes
 from tests.contracts.topics_cancellation import Case, Ground, Place, each, ground_at, scene_of, servers
 from tests.contracts.topics_consumers import Consumed
-from tests.rigs.cancelling import HOWS, How, cancelled_everywhere
+from tests.rigs.cancelling import How, cancelled_everywhere
 from tests.rigs.waiting import LONG, eventually
 from tests.sync.programs import run
 
@@ -42,7 +42,6 @@ class Block(Consumed):
 
 class Leaving(Consumed):
     least = 1
-    torn_by = HOWS
 
     async def call(self) -> Any:
         await self.consumer.aclose()

@@ -221,7 +221,7 @@ async def test_after_a_growth_that_was_forgotten_the_next_one_keeps_the_order_of
         await broker.send(TOPIC, "new", partition=1)
         proxy.lead_to(rollback.url)
         proxy.reopen()
-        [member] = subscription._members
+        [member] = subscription._membership.members.values()
         await eventually(lambda: member._limits.get(0, "0-0") != "0-0", "the group knows how far it may read")
         await eventually(lambda: "old" in seen.payloads, "it is being handled")
         assert "new" not in seen.payloads

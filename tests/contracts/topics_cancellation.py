@@ -60,7 +60,7 @@ _HURRY: Final = 0.005
 def each(kinds: Sequence[type[Case]], *places: Place) -> pytest.MarkDecorator:
     """The cases of a suite: all at full size, else one way of cancelling, and two where something is taken."""
     chosen = [
-        pytest.param(kind, how, place, id=f"{kind.__name__}-{how}-{place}".replace(" ", "_"), marks=kind.marks(how))
+        pytest.param(kind, how, place, id=f"{kind.__name__}-{how}-{place}".replace(" ", "_"))
         for kind, how, place in itertools.product(kinds, HOWS, places)
         if how in kind.hows and (IS_FULL or how == "scope" or (how == "late task" and kind.takes))
     ]
@@ -129,11 +129,6 @@ class Case:
         self.is_done = False
         """Whether the call came to its end."""
         self.result: Any = None
-
-    @classmethod
-    def marks(cls, how: How) -> list[pytest.MarkDecorator]:
-        """What is known of the case when it is cancelled in this way."""
-        return []
 
     @classmethod
     def points(cls, place: Place) -> int:

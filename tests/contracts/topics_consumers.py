@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar, Final
 
-import pytest
-
 from conquiet import Message, Messages, Subscription
 from conquiet.kit.loopthread import PRIVATE_LOOP
 from conquiet.topics.consume.handling import Handler
 from conquiet.topics.server.topics import TopicLike
 from tests.contracts.topics_cancellation import Case
-from tests.rigs.cancelling import How
 from tests.rigs.waiting import LONG
 from tests.topics.consuming import finished, impatient, vanish
 
@@ -22,12 +19,6 @@ TTL: Final = 15.0
 """Seconds that leases last."""
 SENT: Final = 3
 """How many messages there are."""
-
-_LEAVING_IS_TORN: Final = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="leaving is cancelled in the middle: the heartbeat goes on for ever, or what is being handled is given away",
-)
 
 
 def _beats() -> bool:
@@ -40,13 +31,8 @@ class Consumed(Case):
     """A topic with three messages, and a consumer that pulls or a subscriber that notes what it handled."""
 
     takes = True
-    torn_by: ClassVar[tuple[How, ...]] = ("scope",)
     subscribes: ClassVar = False
     count: ClassVar = SENT
-
-    @classmethod
-    def marks(cls, how: How) -> list[pytest.MarkDecorator]:
-        return [_LEAVING_IS_TORN] if how in cls.torn_by else []
 
     async def prepare(self) -> None:
         await self.other.create_topic(self.topic)
@@ -106,8 +92,6 @@ class Consumed(Case):
 
 class Entered(Consumed):
     """One that is consuming already."""
-
-    torn_by = ()
 
     async def prepare(self) -> None:
         await super().prepare()

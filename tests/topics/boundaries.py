@@ -46,7 +46,7 @@ BACKGROUND: Final = {"CLIENT", "GET generation", "XREAD", "XLEN dead", "take not
 JOINING: Final = (
     *("topic_look", "SISMEMBER registry", "SCARD partitions", "topic_look", "SISMEMBER groups", "SADD groups"),
     "XINFO stream",
-    *("XGROUP stream", "member_beat", "topic_look", "member_beat", "HMGET lease", "partition_acquire", "takeover"),
+    *("XGROUP stream", "member_beat", "topic_look", "member_beat", "leases_look", "partition_acquire", "takeover"),
 )
 LIVING: Final = ("take new", "ack")
 _FORWARDING: Final = ("XLEN dead", "forward: claim", "XRANGE dead", "forward: append", "XDEL dead", "forward: end")
@@ -61,7 +61,7 @@ PATHS: Final[dict[str, tuple[str, ...]]] = {
     "requeue later": ("take new", "requeue", "take new", "ack"),
     "bury": ("take new", "bury", *_FORWARDING),
     "leave": ("take new", "ack", "partition_release", "member_leave"),
-    "hand over": ("topic_look", "member_beat", "HMGET lease", "partition_release", "members_call"),
+    "hand over": ("topic_look", "member_beat", "leases_look", "partition_release", "members_call"),
     "replay": (
         *("topic_look", "partition_look", "SMEMBERS groups", *_FORWARDING),
         *("XREVRANGE dlq", "XRANGE dlq", "replay_begin", "XRANGE dlq", "replay", "XDEL dlq", "replay_end"),

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from conquiet import Backoff, RetryPolicy
-from conquiet.kit.loopthread import on_private_loop
 from conquiet.message import Message
 from conquiet.topics import Broker, DeadLetter, Messages, SubscribeOptions, Subscription
 from tests.rigs.scraping import samples
@@ -74,21 +73,23 @@ async def buried(broker: Broker, topic: Any, count: int = 1) -> list[DeadLetter]
 
 async def vanish(consumer: Subscription | Messages) -> None:
     """End a consumer as a killed process would: nothing is settled, released or told."""
-    consumer._left = True
+
+    async def nothing() -> None: ...
+
     consumer._end()
-    await consumer._background.aclose()
+    await consumer._membership.stop()
     hands = consumer._worker._hands
     assert hands is not None
     await hands.aclose()
     await consumer._worker.aclose()
-    for member in consumer._members:
-        await member._keepalive.aclose()
-        await on_private_loop(member._beating.aclose())
+    await consumer._membership.aclose()
+    with consumer._open.pop_all():
+        await consumer._life.leave(nothing, nothing, 0.0)
 
 
 def hands_over(consumer: Subscription | Messages) -> bool:
     """Whether it is about to give a partition up, and begins nothing more of it."""
-    return any(member._draining for member in consumer._members)
+    return any(member._draining for member in consumer._membership.members.values())
 
 
 async def stays_below(most: int, count: Callable[[], int], what: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from conquiet.errors import QueueError, TopicFullError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Outgoing
-from conquiet.topics.consume.growth_limits import Gate
+from conquiet.topics.consume.growth_limits import GrowthLimits
 from conquiet.topics.options import BrokerOptions, Retention
 from conquiet.topics.outside.external_groups import Position, publish_progress
 from conquiet.topics.produce.producer import Producer
@@ -49,7 +49,7 @@ class Group:
 
     name: str
     kind: Kind
-    gate: Gate
+    gate: GrowthLimits
     is_live: bool = False
     """Whether whatever is confirmed from now on is promised to it."""
     is_there: bool = False
@@ -107,7 +107,7 @@ class World:
         self.stage = Stage(self.site, self.registry)
         self.producers = [Producer(self.site, Registry(self.site), BrokerOptions()) for _ in range(2)]
         kinds: dict[str, Kind] = {"billing": "members", "audit": "members", "query": "spark", "other": "foreign"}
-        self.groups = {name: Group(name, kind, Gate(self.site, name)) for name, kind in kinds.items()}
+        self.groups = {name: Group(name, kind, GrowthLimits(self.site, name)) for name, kind in kinds.items()}
         self.actors: list[Actor] = []
         self.where: dict[int, tuple[int, str]] = {}
         self.sent = 0

@@ -109,7 +109,6 @@ async def test_a_group_that_was_lost_and_begins_again_keeps_the_order_across_gro
         await seen.saw(4)
 
 
-@pytest.mark.xfail(strict=True, reason="one message that waits for its retry stops the whole topic after a growth")
 async def test_without_order_a_message_that_waits_for_its_retry_holds_nothing_back(
     broker: Broker, clock: ManualClock
 ) -> None:

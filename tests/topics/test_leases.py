@@ -73,7 +73,7 @@ async def test_a_lease_counts_from_the_question_and_not_from_a_slow_answer(
     proxy.refuse(of(RENEW), b"-LOADING not now\r\n", times=1_000_000)  # this answer is the last
     clock.advance(TTL * 0.8)
     if asked == "to renew":
-        lease = subscription._members[0]._leases.held[0]
+        [lease, _] = [held.lease for held in subscription._membership.leases.leases]
         before = lease.deadline
         hold.release()
         await eventually(lambda: lease.deadline > before, "the answer to be heard")
@@ -136,7 +136,7 @@ async def test_a_renewal_that_meets_a_hand_over_counts_as_no_refusal(
         broker.subscribe("orders", group="g", handler=handle, options=options) as first,
     ):
         hold = proxy.hold(of(BEAT), once=True)
-        beat = asyncio.create_task(on_private_loop(first._members[0]._beat()))
+        beat = asyncio.create_task(first._membership.leases.beat())
         await for_long(hold.caught)  # it has seen both leases
         async with direct.subscribe("orders", group="g", handler=handle, options=impatient(lease_ttl=TTL)) as second:
             await eventually(lambda: len(second.owned["orders"]) == 1, "the hand-over")
@@ -162,7 +162,7 @@ async def test_what_is_being_given_up_is_not_renewed(
         hold = proxy.hold(of(RELEASE), once=True)
         async with direct.subscribe("orders", group="g", handler=handle, options=impatient(lease_ttl=TTL)):
             await for_long(hold.caught)
-            await on_private_loop(first._members[0]._beat())
+            await first._membership.leases.beat()
             hold.release()
     assert counted("fenced", topic="orders", group="g", consumer=keys.namespace, operation="renew") == 0
     assert "lost the lease" not in caplog.text

@@ -55,7 +55,6 @@ def quiet(**changes: Any) -> Any:
 async def handle(message: Message) -> None: ...
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="each member asks for the lease of each partition")
 @pytest.mark.parametrize("why", ["a member joins", "leases are renewed"])
 async def test_a_group_that_looks_at_itself_sends_no_command_for_each_member_and_partition(
     why: str, broker: Broker, proxy: Scales, clock: ManualClock
@@ -100,7 +99,6 @@ async def test_a_large_message_is_sent_once(broker: Broker, proxy: Scales, url: 
         assert proxy.answered - before < 1.5 * count * size
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="each topic has a connection for its heartbeat")
 async def test_connections_do_not_grow_with_the_topics_of_a_subscription(
     broker: Broker, proxy: Scales, clock: ManualClock, url: str
 ) -> None:

@@ -153,6 +153,12 @@ class Engine:
         return next((owned.waits_for for owned in self.partitions.values() if owned.waits_for), None)
 
     @property
+    def busy(self) -> frozenset[str]:
+        """The streams of which a handler still runs in a thread, which nothing can end."""
+        owners = () if self._hands is None else self._hands.in_threads
+        return frozenset(owned.stream for owned in owners)
+
+    @property
     def is_paused(self) -> bool:
         """Whether nothing new is taken."""
         return self._is_paused

@@ -90,6 +90,11 @@ class Handling:
             found.add(item.owner)
         return found
 
+    @property
+    def in_threads(self) -> set[Owned]:
+        """The partitions of which a handler runs in a thread, which nothing can end."""
+        return {item.owner for item in self._runners.in_threads}
+
     def begin(self, deliveries: Iterable[Delivery]) -> None:
         """Handle these as soon as possible."""
         self._runners.begin(deliveries if self._batches is None else self._batches.add(deliveries))
@@ -203,6 +208,11 @@ class Pulling:
     def has_ready(self) -> bool:
         """Nobody need wait for the caller to come."""
         return False
+
+    @property
+    def in_threads(self) -> set[Owned]:
+        """Nothing runs here."""
+        return set()
 
     def begin(self, deliveries: Iterable[Delivery]) -> None:
         """Keep these until they are asked for."""

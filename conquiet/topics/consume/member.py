@@ -1,36 +1,35 @@
-"""One member of a group: it joins, owns its share of the partitions, rebalances and leaves."""
+"""One member of a group: it joins, owns its share of a topic's partitions, rebalances and leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from conquiet.errors import ConfigError, GroupLostError, QueueError, UnknownTopicError
-from conquiet.kit.keepalive import Keepalive
-from conquiet.kit.loopthread import on_private_loop
+from conquiet.errors import ConfigError, QueueError, UnknownTopicError
+from conquiet.kit.holding import TAKEN
 from conquiet.kit.service import to_its_end
 from conquiet.metrics import GroupMetrics
-from conquiet.topics.consume.assignment import assign
-from conquiet.topics.consume.growth_limits import HOLD, Gate
-from conquiet.topics.consume.membership import Membership
+from conquiet.topics.consume.assignment import Seat, assign
+from conquiet.topics.consume.growth_limits import HOLD, GrowthLimits
 from conquiet.topics.consume.partition_leases import Acquired, PartitionLeases
-from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server import growth
 from conquiet.topics.server.external_groups import refuse_spark, settled
 from conquiet.topics.server.group import found_group
-from conquiet.topics.server.instance import Site
-from conquiet.topics.server.topics import Registry, Topic, TopicLike
-from conquiet.wire.connections import Connections
-from conquiet.wire.lease import Lease
+from conquiet.topics.server.members import Identity, Members
+from conquiet.topics.server.topics import Topic, TopicLike
 
 __all__ = ["Crew", "Member"]
 
 _log = logging.getLogger("conquiet.topics")
 
-_GLANCE: Final = 0.25
-"""How often a member looks whether something changed in its group, in seconds: one GET."""
+_SOON: Final = 0.25
+"""Seconds after which a member looks again that waits for something that nobody tells of."""
+_AT_LIMIT: Final = 0.5
+"""Seconds after which it looks again whether it may read on after a growth."""
+_LEAST: Final = 0.05
 
 
 class Crew(Protocol):
@@ -42,6 +41,10 @@ class Crew(Protocol):
 
     async def drain(self, stream: str) -> None:
         """Finish what is being handled of a partition and begin nothing more; its lease may still be lost."""
+        ...
+
+    def keep(self, stream: str) -> None:
+        """Go on with a partition as before: its drain, which was begun, is called off."""
         ...
 
     def limit(self, stream: str, id: str | None) -> None:
@@ -56,42 +59,49 @@ class Crew(Protocol):
 class Member:
     """Keeps one consumer in one group of one topic.
 
-    Membership and leases are renewed every third of the lease's time from the private loop, so a handler that
-    blocks its own loop costs neither. All members compute the same assignment from what they see in Redis. A member
-    that owns too much finishes what it handles and releases it; no member takes what another still holds.
+    All members compute the same assignment from what they see in Redis. A member that owns too much finishes what it
+    handles and releases it, unless it is to have it again before that; no member takes what another still holds.
+    ``start`` runs hand-overs beside it; ``changed`` is set when it has to look again.
     """
 
     def __init__(
         self,
-        site: Site,
-        registry: Registry,
+        who: Identity,
         topic: TopicLike,
-        group: str,
-        me: str,
-        options: SubscribeOptions,
+        calls: Members,
+        leases: PartitionLeases,
         crew: Crew,
         metrics: GroupMetrics,
+        start: Callable[[Any, str], asyncio.Task[None]],
+        changed: asyncio.Event,
     ) -> None:
-        self._site = site
-        self._registry = registry
+        self._site, self._registry = who.site, who.registry
+        self._group, self._me, self._options = who.group, who.me, who.options
         self._name = topic
-        self._group = group
-        self._me = me
-        self._options = options
+        self._calls = calls
+        self._leases = leases
         self._crew = crew
         self._metrics = metrics
+        self._start = start
+        self._changed = changed
         self._topic: Topic | None = None
-        self._membership = Membership(site, group, me, options)
-        self._leases = PartitionLeases(site, group, me, options)
         self._draining: dict[int, asyncio.Task[None]] = {}
+        self._growth = GrowthLimits(who.site, who.group, is_strict=who.options.order != "unordered")
         self._limits: dict[int, str] = {}
-        self._resets: list[bytes | None] = []
-        self._gate = Gate(site, group)
-        self._is_established = False
+        self._known: set[int] = set()
+        """The partitions on which the group is known to have been."""
+        self._generation = b""
+        self._since = 0
+        """The server's time at which it joined, in milliseconds."""
         self._look_at = 0.0
-        self._changed = asyncio.Event()
-        self._beating = Connections(site.link.address)
-        self._keepalive = Keepalive(self._beat, options.lease_ttl / 3, site.clock)
+        self._is_established = False
+        self.is_idle = False
+        """Whether it has joined, and is not rebalancing."""
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it has heard that it is a member."""
+        return self._since > 0
 
     @property
     def has_topic(self) -> bool:
@@ -107,7 +117,11 @@ class Member:
     @property
     def owned(self) -> list[int]:
         """The partitions whose leases it holds."""
-        return sorted(self._leases.held)
+        return sorted(self._held())
+
+    def _held(self) -> dict[int, Acquired]:
+        streams = self.topic.streams(self._site.keys)
+        return {index: held for index, stream in enumerate(streams) if (held := self._leases.get(stream)) is not None}
 
     # --- from joining to leaving ------------------------------------------------------------------------
 
@@ -116,53 +130,21 @@ class Member:
         topic = await self._grown(await self._registry.look(self._name))
         refuse_spark(topic, self._group)
         self._topic = topic
-        if self._topic.legacy and self._options.retry.mode == "requeue":
+        if topic.legacy and self._options.retry.mode == "requeue":
             raise ConfigError("a legacy stream cannot carry requeued messages: retry there with mode='park'")
-        await self._ensure_group(self._topic)
-        self._leases.since, _ = await self._membership.renew(topic.name)
-        self._loop = asyncio.get_running_loop()
-        await self._keepalive.start()
-        await self._rebalance()
+        await self._ensure_group(topic)
+        self._since = (await self._calls.renew(topic.name)).now
+        await self.rebalance()
+        self.is_idle = True
 
-    async def run(self, start: Callable[[Any, str], asyncio.Task[None]]) -> None:
-        """Follow the group until cancelled, or until it or the topic is gone; ``start`` runs hand-overs beside it."""
-        self._start = start
-        while True:
-            await self._site.clock.wait(self._changed, _GLANCE)
-            try:
-                if await self._is_restless():
-                    await self._rebalance()
-            except (GroupLostError, UnknownTopicError):
-                raise
-            except QueueError as error:
-                _log.warning("group %r of topic %r: cannot look: %s", self._group, self.topic.name, error)
-
-    async def leave(self) -> None:
-        """Release every lease and go; the others notice at once. The caller has drained the partitions."""
-        await self._keepalive.aclose()
-        if self._topic is None:
-            await on_private_loop(self._beating.aclose())
-            return
-        try:
-            await asyncio.gather(*(self._attempt(self._release(index)) for index in list(self._leases.held)))
-            await self._attempt(self._membership.end(self._topic_name))
-        finally:
-            await on_private_loop(self._beating.aclose())
-            self._metrics.forget()
-
-    async def _attempt(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except QueueError as error:  # leases and membership run out by themselves
-            _log.warning("group %r of topic %r: cannot leave: %s", self._group, self._topic_name, error)
-
-    def lose(self, stream: str) -> None:
-        """Somebody was told that a lease is gone: forget it and look again."""
-        for index, lease in list(self._leases.held.items()):
-            if self.topic.stream(self._site.keys, index) == stream:
-                lease.lost = True
-                self._forget(index)
-                self._metrics.lease_lost(index)
+    def lost(self, acquired: Acquired, reason: str) -> None:
+        """Another consumer has a partition: forget it, and look again."""
+        _log.warning("group %r: lost the lease of %r: %s", self._group, acquired.stream, reason)
+        acquired.lease.lost = True
+        if reason == TAKEN:
+            self._metrics.fenced(acquired.index, "renew", 1)
+        self._metrics.lease_lost(acquired.index)
+        self._forget(acquired)
         self.look_again()
 
     def look_again(self) -> None:
@@ -170,64 +152,58 @@ class Member:
         self._look_at = 0.0
         self._changed.set()
 
-    async def regroup(self, stream: str) -> None:
+    async def regroup(self, acquired: Acquired) -> None:
         """The server says that the group is gone: the lease is released, and taking it again decides."""
-        for index in list(self._leases.held):
-            if self.topic.stream(self._site.keys, index) == stream:
-                await self._release(index)
-        self._gate.forget()
+        await self.release([acquired])
+        self._growth.forget()
         self.look_again()
 
-    # --- being alive, on the private loop ------------------------------------------------------------------
+    async def release(self, given: Sequence[Acquired]) -> None:
+        """Give partitions up that were drained."""
+        for one in given:
+            self._leases.drop(one)  # first: a renewal that comes later must not find it lost
+            self._forget(one)
+        for one in await self._leases.release(given):
+            self._metrics.fenced(one.index, "release", 1)
 
-    async def _beat(self) -> None:
-        held = list(self._leases.held.items())
-        try:
-            await self._membership.beat(self._beating, self._topic_name)
-        finally:
-            await asyncio.gather(*(self._renew(index, lease) for index, lease in held))
+    def _forget(self, acquired: Acquired) -> None:
+        self._crew.drop(acquired.stream)
+        self._metrics.owned(len(self._held()))
 
-    async def _renew(self, index: int, lease: Lease) -> None:
-        if await self._leases.renew(self._beating, index, lease):
-            self._metrics.fenced(index, "renew", 1)
-            stream = self.topic.stream(self._site.keys, index)
-            self._loop.call_soon_threadsafe(self._lost, index, lease, stream)
-
-    def _lost(self, index: int, lease: Lease, stream: str) -> None:
-        if self._leases.held.get(index) is lease:
-            _log.warning("group %r: lost the lease of %r", self._group, stream)
-            self.lose(stream)
+    async def leave(self, busy: Collection[str]) -> None:
+        """Give all partitions up, but those of the streams in ``busy``: their leases run out."""
+        await self.release([held for held in self._held().values() if held.stream not in busy])
 
     # --- who owns what ------------------------------------------------------------------------------------
 
-    async def _is_restless(self) -> bool:
-        self._changed.clear()
-        if self._site.clock.monotonic() >= self._look_at:
-            return True
-        return await self._membership.has_changed(self._topic_name)
+    def is_restless(self, generation: bytes) -> bool:
+        """Whether it is to rebalance: it is time, or a member came, went or gave a partition up."""
+        return generation != self._generation or self._site.clock.monotonic() >= self._look_at
 
-    async def _rebalance(self) -> None:
+    async def rebalance(self) -> None:
+        """Look at the group: hand over what is others', and take what is free."""
         topic = await self._current_topic()
-        now, seats = await self._membership.renew(topic.name)
-        look = await self._leases.owners(topic, now)
-        owners, self._resets = look.members, look.resets
-        target = assign(range(topic.partitions), seats, owners)
+        gathering = await self._calls.renew(topic.name)
+        self._generation = gathering.generation
+        owners = await self._leases.owners(topic, gathering.now)
+        target = assign(range(topic.partitions), _seats(gathering.members), owners.members)
         wanted = {index for index, member in target.items() if member == self._me}
-        before = set(self._leases.held)
-        for index in before - wanted:
-            self._hand_over(index)
+        held = self._held()
+        self._hand_over({index: one for index, one in held.items() if index not in wanted}, held)
         # What is its own without its knowing was given, or given back, in a call whose answer never came.
-        mine = {index for index, owner in owners.items() if owner == self._me}
-        free = sorted((wanted - owners.keys() | mine) - before - self._draining.keys())
-        gated = await self._heed_growth(topic, free)
-        asked = [index for index in free if index not in gated]
+        mine = {index for index, owner in owners.members.items() if owner == self._me}
+        free = sorted((wanted - owners.members.keys() | mine) - held.keys() - self._draining.keys())
+        closed = await self._heed_growth(topic, owners.resets)
+        asked = [index for index in free if index not in closed]
         # To its end, also if it is left meanwhile: nobody releases what was given in a call that was torn off.
-        await to_its_end(self._acquire_all(topic, asked), "acquire")
-        if set(self._leases.held) != before:
+        await to_its_end(self._acquire(topic, asked), "acquire")
+        now_held = self._held()
+        if now_held.keys() != held.keys():
+            _log.info("consumer %r owns %s of topic %r", self._me, sorted(now_held) or "nothing", topic.name)
             self._metrics.rebalanced()
-            self._metrics.owned(len(self._leases.held))
-        unsettled = any(index not in self._leases.held or index not in wanted for index in asked)
-        pause = _GLANCE if gated or unsettled or self._limits else self._pause(topic, look.next_look)
+            self._metrics.owned(len(now_held))
+        is_settled = all(index in now_held and index in wanted for index in asked)
+        pause = self._pause(topic, owners.next_look) if is_settled else _SOON
         self._look_at = self._site.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
@@ -236,8 +212,8 @@ class Member:
             return self.topic
         found = await self._registry.look_up(self.topic.name)
         if found is None or found.legacy:
-            if await self._membership.was_deleted(self._topic_name):
-                raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
+            if await self._calls.was_deleted(self.topic.name):
+                raise UnknownTopicError(f"topic {self.topic.name!r} was deleted")
             found = await self._registry.restore(self.topic)
             await self._ensure_group(found, "0-0")
         found = await self._grown(await self._heed_spark(found))
@@ -256,8 +232,8 @@ class Member:
     async def _heed_spark(self, topic: Topic) -> Topic:
         """The topic, unless its meta says that the group is a Spark query's.
 
-        Whoever wants to make it one looks for members first. So a member that was one before it was looked for goes
-        on, and one that has just joined waits for the outcome, which may be either.
+        To become one a query looks for members first. So a member that was one before it was looked for goes on, and
+        one that has just joined waits for the outcome, which may be either.
         """
         if not self._is_established:
             topic = await settled(self._site, self._registry, topic, self._group)
@@ -265,71 +241,55 @@ class Member:
         self._is_established = True
         return topic
 
-    async def _acquire_all(self, topic: Topic, indexes: Iterable[int]) -> None:
-        asked = (self._acquire(topic, index) for index in indexes)
-        for result in await asyncio.gather(*asked, return_exceptions=True):
-            if result is not None:
-                raise result
+    async def _acquire(self, topic: Topic, indexes: Sequence[int]) -> None:
+        for one in await self._leases.acquire(topic, indexes, self._known, self._since, self._limits):
+            self._known.add(one.index)
+            self._crew.add(one)
 
-    async def _acquire(self, topic: Topic, index: int) -> None:
-        acquired = await self._leases.acquire(topic, index, self._limits.get(index))
-        if acquired is not None:
-            self._crew.add(acquired)
+    def _hand_over(self, surplus: Mapping[int, Acquired], held: Mapping[int, Acquired]) -> None:
+        for index in surplus.keys() - self._draining.keys():
+            self._draining[index] = self._start(self._give(surplus[index]), "hand-over")
+        # What is wanted here again, and not released yet, stays.
+        for index in self._draining.keys() & held.keys() - surplus.keys():
+            self._draining.pop(index).cancel()
+            self._crew.keep(held[index].stream)
 
-    def _hand_over(self, index: int) -> None:
-        if index not in self._draining:
-            self._draining[index] = self._start(self._drain(index), "hand-over")
-
-    async def _drain(self, index: int) -> None:
+    async def _give(self, acquired: Acquired) -> None:
         try:
-            await self._crew.drain(self.topic.stream(self._site.keys, index))
-            await self._release(index)
-            await growth.call_members(self._site, self._topic_name, self._group)
+            await self._crew.drain(acquired.stream)
+            await self.release([acquired])
+            await growth.call_members(self._site, self.topic.name, self._group)
         except QueueError as error:
-            _log.warning("group %r: could not hand partition %d over: %s", self._group, index, error)
+            _log.warning("group %r: could not hand partition %d over: %s", self._group, acquired.index, error)
         finally:
-            self._draining.pop(index, None)
-            self.look_again()
-
-    async def _release(self, index: int) -> None:
-        lease = self._leases.held.get(index)
-        if lease is None:
-            return
-        stream = self.topic.stream(self._site.keys, index)
-        self._forget(index)  # first: a renewal that comes later must not find it lost
-        if not await self._leases.release(stream, lease):
-            self._metrics.fenced(index, "release", 1)
-
-    def _forget(self, index: int) -> None:
-        self._leases.held.pop(index, None)
-        self._crew.drop(self.topic.stream(self._site.keys, index))
-        self._metrics.owned(len(self._leases.held))
+            if self._draining.get(acquired.index) is asyncio.current_task():
+                del self._draining[acquired.index]
+                self.look_again()
 
     def _pause(self, topic: Topic, next_look: float) -> float:
-        pause = min(next_look, self._options.lease_ttl / 3)
+        pause = min(next_look, self._options.lease_ttl / 3, _AT_LIMIT if self._limits else math.inf)
         if topic.next_count is not None:
             pause = min(pause, topic.switch_at - HOLD - self._site.clock.monotonic())
-        return max(pause, 0.05)
+        return max(pause, _LEAST)
 
-    async def _heed_growth(self, topic: Topic, free: Iterable[int]) -> list[int]:
-        """Read no further than the order of keys allows; those of ``free`` that must not be read at all yet."""
+    async def _heed_growth(self, topic: Topic, resets: Sequence[object]) -> Collection[int]:
+        """Read no further than the order of keys allows; the partitions that must not be taken yet."""
         if not self._options.order_across_growth:
-            return []
-        self._limits, closed = await self._gate.look(topic, self._resets)
+            return ()
+        self._limits, closed = await self._growth.look(topic, resets)
+        held = self._held()
         # What was taken before the group was set back is kept, and nothing is taken from it.
-        self._limits |= dict.fromkeys(closed & self._leases.held.keys(), "0-0")
-        for index in self._leases.held:
-            self._crew.limit(topic.stream(self._site.keys, index), self._limits.get(index))
-        return [index for index in free if index in closed]
-
-    # --- the group itself -----------------------------------------------------------------------------------
+        self._limits |= dict.fromkeys(closed & held.keys(), "0-0")
+        for index, one in held.items():
+            self._crew.limit(one.stream, self._limits.get(index))
+        return closed
 
     async def _ensure_group(self, topic: Topic, start: str | None = None) -> None:
         """Make sure that the group is on every partition: from now on it misses nothing."""
         start = self._options.start_id if start is None else start
         found = await found_group(self._site, self._registry, topic, self._group, start)
-        self._leases.known = set(range(found.span))
+        self._known = set(range(found.span))
 
-    @property
-    def _topic_name(self) -> str:
-        return self.topic.name
+
+def _seats(members: Mapping[str, Mapping[str, Any]]) -> list[Seat]:
+    return [Seat(name, *map(about.get, ("most", "modulo", "remainder"))) for name, about in members.items()]

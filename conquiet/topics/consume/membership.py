@@ -1,78 +1,135 @@
-"""The members of a group: how a consumer becomes one, stays one, and learns that others came or went."""
+"""One consumer in one group, over all its topics: it joins, follows what happens in the group, and leaves."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
-from conquiet.kit import codec
-from conquiet.topics.consume.assignment import Seat
-from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
-from conquiet.wire.connections import Connections
-from conquiet.wire.scripts import Script, run
-from conquiet.wire.streams import pack
+from conquiet.errors import GroupLostError, QueueError
+from conquiet.kit.retrying import Lines, Retrying
+from conquiet.kit.service import Background
+from conquiet.metrics import GroupMetrics
+from conquiet.topics.consume.member import Crew, Member
+from conquiet.topics.consume.partition_leases import Acquired, PartitionLeases
+from conquiet.topics.server.members import Identity, Members
+from conquiet.topics.server.topics import TopicLike
+from conquiet.wire.lease import Lease
+from conquiet.wire.scripts import Call
 
 __all__ = ["Membership"]
 
-_BEAT: Final = Script.named("member_beat")
-_LEAVE: Final = Script.named("member_leave")
+_log = logging.getLogger("conquiet.topics")
+
+_GLANCE: Final = 0.25
+"""How often a consumer looks whether something changed in its group, in seconds: one GET a topic, or one for all."""
 
 
 class Membership:
-    """One consumer's membership of one group. It runs out by itself after the lease's time without a beat."""
+    """The members of one consumer, one a topic, and the leases that they hold.
 
-    def __init__(self, site: Site, group: str, me: str, options: SubscribeOptions) -> None:
-        self._site = site
-        self._group = group
-        self._me = me
-        self._ttl_ms = round(options.lease_ttl * 1000)
-        self._about = codec.encode(
-            {
-                "most": options.max_partitions,
-                "modulo": options.partition_modulo,
-                "remainder": options.partition_remainder,
-                "ttl_ms": self._ttl_ms,
-            }
-        )
-        self._generation = b""
+    Membership and leases are renewed every third of the lease's time from the private loop, so a handler that blocks
+    its own loop costs neither. One loop asks for all topics whether something changed. ``failed`` hears what ends the
+    consumer: its group or topic is gone, or not for it.
+    """
 
-    async def renew(self, topic: str) -> tuple[int, list[Seat]]:
-        """Stay a member, or become one; the server's time in milliseconds, and all members."""
-        now, self._generation, seats = await self._beat(self._site.link, topic)
-        return now, seats
+    def __init__(
+        self, who: Identity, crew: Crew, metrics_of: Callable[[str], GroupMetrics], failed: Callable[[Exception], None]
+    ) -> None:
+        self._who = who
+        self._crew = crew
+        self._metrics_of = metrics_of
+        self._failed = failed
+        self._calls = Members(who)
+        self.members: dict[str, Member] = {}
+        """By topic; those that begin to join included."""
+        self._lines = Lines(_log)
+        self.leases = PartitionLeases(who, self._beats, self._lost, self._lines)
+        self._looking = Retrying(self._lines, who.site.clock)
+        self._changed = asyncio.Event()
+        self._background = Background()
 
-    async def beat(self, link: Connections, topic: str) -> None:
-        """Stay a member, over ``link``, which may belong to another event loop."""
-        await self._beat(link, topic)
+    async def join(self, topics: Sequence[TopicLike]) -> None:
+        """Become a member in each topic, and take what is free there."""
+        await self.leases.open()
+        self._background.start(self._follow(), "member")
+        for topic in topics:
+            found = await self._who.registry.look(topic)
+            metrics, start = self._metrics_of(found.name), self._background.start
+            member = Member(self._who, topic, self._calls, self.leases, self._crew, metrics, start, self._changed)
+            self.members[found.name] = member
+            await member.join()
 
-    async def has_changed(self, topic: str) -> bool:
-        """Whether a member came, went or gave a partition up since the last :meth:`renew`: one GET."""
-        key = self._site.keys.generation(topic, self._group)
-        # One that a deletion left behind runs out though there is a group of that name again.
-        generation = await self._site.link.call(key, pack("GET", key)) or b"0"
-        return bool(generation != self._generation)
+    async def stop(self) -> None:
+        """Take no more, and begin no hand-over. What is being taken is held when this returns, or was not given."""
+        await self._background.aclose()
 
-    async def was_deleted(self, topic: str) -> bool:
-        """Whether the group was deleted with its topic a moment ago: then its generation has a time to live."""
-        key = self._site.keys.generation(topic, self._group)
-        return bool(await self._site.link.call(key, pack("PTTL", key)) > 0)
+    async def leave(self, busy: Collection[str] = ()) -> None:
+        """Release every lease and go; the others notice at once. The caller has drained the partitions.
 
-    async def end(self, topic: str) -> None:
-        """Be a member no more; the others notice at once."""
-        keys = self._keys(topic)
-        await self._site.insist(keys[0], _LEAVE(keys, self._me))
+        Leases of the streams in ``busy``, where something still runs, are neither renewed nor released: they run out.
+        """
+        await self.leases.aclose()
+        members = {name: member for name, member in self.members.items() if member.has_topic}
+        await asyncio.gather(*(self._attempt(member.leave(busy)) for member in members.values()))
+        await self._attempt(self._calls.end(list(members)))
 
-    async def _beat(self, link: Connections, topic: str) -> tuple[int, bytes, list[Seat]]:
-        keys = self._keys(topic)
-        call = _BEAT(keys, self._me, self._about, self._ttl_ms, self._site.clock.offset_ms)
-        now, generation, *members = await run(link, keys[0], call)
-        return int(now), generation, [_seat(*pair) for pair in zip(members[::2], members[1::2], strict=True)]
+    async def _attempt(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except QueueError as error:  # leases and membership run out by themselves
+            self._lines.warn(f"group {self._who.group!r}: cannot leave", error)
 
-    def _keys(self, topic: str) -> list[str]:
-        keys, names = self._site.keys, (topic, self._group)
-        return [keys.members(*names), keys.members_info(*names), keys.generation(*names)]
+    async def aclose(self) -> None:
+        """Hold nothing more."""
+        await asyncio.gather(self._background.aclose(), self.leases.aclose())
 
+    # --- what happens in the group ----------------------------------------------------------------------------
 
-def _seat(member: bytes, about: bytes) -> Seat:
-    info = codec.decode(about)
-    return Seat(member.decode(), info.get("most"), info.get("modulo"), info.get("remainder"))
+    async def _follow(self) -> None:
+        while True:
+            await self._who.site.clock.wait(self._changed, _GLANCE)
+            self._changed.clear()
+            idle = [member for member in self.members.values() if member.is_idle]
+            try:
+                generations = await self._calls.generations([member.topic.name for member in idle])
+            except QueueError as error:
+                await self._looking.failed(f"group {self._who.group!r}: cannot look", error, self._changed)
+                continue
+            self._looking.succeeded()
+            for member, generation in zip(idle, generations, strict=True):
+                if member.is_restless(generation):
+                    member.is_idle = False
+                    self._background.start(self._rebalance(member), "rebalance")
+
+    async def _rebalance(self, member: Member) -> None:
+        try:
+            await member.rebalance()
+        except GroupLostError as error:
+            self._failed(error)
+        except QueueError as error:
+            member.look_again()
+            await self._looking.failed(f"group {self._who.group!r} of topic {member.topic.name!r}: cannot look", error)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            member.is_idle = True
+
+    def lose(self, stream: str, lease: Lease) -> None:
+        """A call was refused since this lease is another consumer's: forget it, and look again."""
+        held = self.leases.get(stream)
+        if held is not None and held.lease is lease:
+            self.leases.lose(held, "a call was refused")
+
+    def regroup(self, stream: str) -> None:
+        """The server says that the group is gone: the lease is released, and taking it again decides."""
+        held = self.leases.get(stream)
+        if held is not None:
+            self._background.start(self.members[held.topic.name].regroup(held), "regroup")
+
+    def _lost(self, lost: Acquired, reason: str) -> None:
+        self.members[lost.topic.name].lost(lost, reason)
+
+    def _beats(self) -> list[tuple[str, Call]]:
+        return [self._calls.beat(name) for name, member in list(self.members.items()) if member.has_joined]

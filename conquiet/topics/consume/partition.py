@@ -14,6 +14,7 @@ from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.consume.requests import Failed, Request, Step
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server import partition as server
+from conquiet.wire.lease import Lease
 
 __all__ = ["Partition"]
 
@@ -61,6 +62,11 @@ class Partition:
         self._ask_at = 0.0
 
     # --- how it is doing ----------------------------------------------------------------------------------------
+
+    @property
+    def lease(self) -> Lease:
+        """By which it is owned."""
+        return self._lease
 
     @property
     def is_lost(self) -> bool:

@@ -1,31 +1,34 @@
-"""The leases on the partitions of a topic: who holds which, and how a member takes, renews and releases them."""
+"""The leases on partitions that one consumer holds, over all its topics: taken, renewed and released together."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conquiet.errors import GroupLostError, QueueError
-from conquiet.topics.options import SubscribeOptions
+from conquiet.errors import GroupLostError
+from conquiet.kit.chunks import by_number
+from conquiet.kit.holding import Holder
+from conquiet.kit.retrying import Lines
 from conquiet.topics.server.external_groups import spark_owned
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.members import Identity
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.connections import Connections
-from conquiet.wire.lease import Lease
+from conquiet.wire.lease import Lease, renewal_timeout
 from conquiet.wire.parser import Reply
-from conquiet.wire.scripts import Script, run_many
-from conquiet.wire.streams import pack
+from conquiet.wire.scripts import Call, Script, run_everywhere
 
 __all__ = ["Acquired", "Owners", "PartitionLeases"]
 
 _log = logging.getLogger("conquiet.topics")
 
+_LOOK: Final = Script.named("leases_look")
 _ACQUIRE: Final = Script.named("partition_acquire")
 _RELEASE: Final = Script.named("partition_release")
 _LOST: Final = {"fail": "fail", "earliest": "0-0", "latest": "$", "resume": "resume"}
+_TOGETHER: Final = 1000
+"""Leases that one call looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,85 +50,116 @@ class Owners:
     """Who holds which partition of a topic now."""
 
     members: dict[int, str]
-    resets: list[bytes | None]
+    resets: list[Reply]
     """For each partition, how often the group was put elsewhere there."""
     next_look: float
     """Seconds until the first lease of another member can run out."""
 
 
-class PartitionLeases:
-    """The leases of one member in one group."""
+class PartitionLeases(Holder[Acquired]):
+    """The leases of one consumer, renewed in one write a node, together with the ``beats`` of its membership.
 
-    def __init__(self, site: Site, group: str, me: str, options: SubscribeOptions) -> None:
-        self._site = site
-        self._group = group
-        self._me = me
-        self._options = options
-        self.held: dict[int, Lease] = {}
-        """Those that the member holds, by partition."""
-        self.known: set[int] = set()
-        """The partitions on which the group is known to have been."""
-        self.since = 0
-        """The server's time at which the member joined, in milliseconds."""
+    The connections for that are on the private loop. One that has gone silent is given up in time for another try.
+    """
+
+    def __init__(
+        self,
+        who: Identity,
+        beats: Callable[[], list[tuple[str, Call]]],
+        lost: Callable[[Acquired, str], None],
+        lines: Lines,
+    ) -> None:
+        self._site = who.site
+        self._group = who.group
+        self._me = who.me
+        self._options = who.options
+        self._beats = beats
+        ttl, clock, name = who.options.lease_ttl, who.site.clock, f"consumer {who.me!r}"
+        self._link = Connections(who.site.link.address.answering_within(renewal_timeout(ttl)))
+        super().__init__(_stream, self._renew_all, lost, self._link.aclose, ttl, clock, name, lines)
 
     async def owners(self, topic: Topic, now: int) -> Owners:
         """Who holds each partition at the server's time ``now``."""
-        leases = [self._key(topic, index) for index in range(topic.partitions)]
-        asked = (self._site.link.call(key, pack("HMGET", key, "owner", "until_ms", "resets")) for key in leases)
-        replies = await asyncio.gather(*asked)
-        members: dict[int, str] = {}
+        leases = [self._lease_key(stream) for stream in topic.streams(self._site.keys)]
+        size = 1 if self._site.link.address.kind == "cluster" else _TOGETHER
+        asked = [(some[0], _LOOK(some)) for some in by_number(leases, size)]
+        rows: list[Reply] = []
+        for (key, _), reply in zip(asked, await run_everywhere(self._site.link, asked), strict=True):
+            if isinstance(reply, Exception):
+                self._site.link.refuse(key, reply)
+            rows += reply
+        members = dict[int, str]()
         first = self._options.lease_ttl
-        for index, (owner, until, _) in enumerate(replies):
+        for index, (owner, until) in enumerate(zip(rows[::3], rows[1::3], strict=True)):
             if owner and int(float(until)) > now:
                 members[index] = owner.decode()
-                if index not in self.held:
+                if members[index] != self._me:
                     first = min(first, (int(float(until)) - now) / 1000 + 0.02)
-        return Owners(members, [resets for _, _, resets in replies], first)
+        return Owners(members, rows[2::3], first)
 
-    async def acquire(self, topic: Topic, index: int, limit: str | None) -> Acquired | None:
-        """Take a partition, to be read up to ``limit``; ``None`` if another holds it, or it cannot be read."""
-        stream = topic.stream(self._site.keys, index)
-        key, options, clock = self._key(topic, index), self._options, self._site.clock
-        known = "1" if index in self.known else "0"
-        lost = _LOST[options.on_group_lost]
-        ttl = round(options.lease_ttl * 1000)
-        asked = clock.monotonic()
-        call = _ACQUIRE([key, stream], self._me, ttl, clock.offset_ms, self._group, "0-0", self.since, known, lost)
-        try:
-            status, *rest = await self._site.run(stream, call)
-        except QueueError as error:  # one bad partition does not stop the others
-            _log.error("group %r: cannot take %r: %s", self._group, stream, error)
-            return None
-        if status == b"OK":
-            return self._begin(topic, index, rest, asked, limit)
+    async def acquire(
+        self, topic: Topic, indexes: Sequence[int], known: Collection[int], since: int, limits: Mapping[int, str]
+    ) -> list[Acquired]:
+        """Take partitions, to be read up to their ``limits``; those that are held now.
+
+        Others hold the rest, or it cannot be read. ``since`` is the server's time at which the consumer joined;
+        ``known`` are the partitions on which the group is known to have been.
+        """
+        options, clock = self._options, self._site.clock
+        streams = [topic.stream(self._site.keys, index) for index in indexes]
+        who, how = (self._me, round(options.lease_ttl * 1000)), (clock.offset_ms, self._group, "0-0", since)
+        lost, asked = _LOST[options.on_group_lost], clock.monotonic()
+        calls = [
+            (stream, _ACQUIRE([self._lease_key(stream), stream], *who, *how, "1" if index in known else "0", lost))
+            for index, stream in zip(indexes, streams, strict=True)
+        ]
+        replies = await run_everywhere(self._site.link, calls)
+        taken: list[Acquired] = []
+        for index, stream, reply in zip(indexes, streams, replies, strict=True):
+            if isinstance(reply, Exception):  # one bad partition does not stop the others
+                _log.error("group %r: cannot take %r: %s", self._group, stream, reply)
+            elif reply[0] == b"OK":
+                epoch, crashed, running, last = (part.decode() for part in reply[1:])
+                lease = Lease.acquired(self._lease_key(stream), self._me, int(epoch), options.lease_ttl, asked)
+                taken.append(Acquired(topic, index, stream, lease, crashed, running, last, limits.get(index)))
+        self.add(taken, asked)
+        for stream, reply in zip(streams, replies, strict=True):
+            self._check(topic, stream, reply)
+        return taken
+
+    def _check(self, topic: Topic, stream: str, reply: Reply) -> None:
+        status = None if isinstance(reply, Exception) else reply[0]
         if status == b"SPARK":
             raise spark_owned(topic, self._group)
         if status == b"DELETED":
             raise GroupLostError(f"group {self._group!r} of topic {topic.name!r} was deleted")
         if status == b"NOGROUP":
             raise GroupLostError(f"group {self._group!r} is gone from {stream!r}, and where it stood is not known")
-        return None
 
-    async def renew(self, link: Connections, index: int, lease: Lease) -> bool:
-        """Prolong a lease over ``link``; whether it turned out to be lost while the member took it for held."""
-        asked = self._site.clock.monotonic()
-        [reply] = await run_many(link, lease.key, [lease.renewal(self._site.clock.offset_ms)])
-        lease.renewed(reply, asked)
-        if isinstance(reply, Exception):
-            link.refuse(lease.key, reply)
-        return lease.lost and self.held.get(index) is lease  # else it was given up, and the question came too late
+    async def release(self, given: Sequence[Acquired]) -> list[Acquired]:
+        """Give partitions up that are not held any more; those that were lost before."""
+        keys = [[one.lease.key, one.stream] for one in given]
+        words = [(one.lease.owner, one.lease.epoch, self._group) for one in given]
+        calls = [(pair[1], _RELEASE(pair, *more)) for pair, more in zip(keys, words, strict=True)]
+        return [one for one, reply in zip(given, await self._site.insist(calls), strict=True) if reply == 0]
 
-    async def release(self, stream: str, lease: Lease) -> bool:
-        """Give up the lease of a partition; whether it was still held."""
-        call = _RELEASE([lease.key, stream], lease.owner, lease.epoch, self._group)
-        return bool(await self._site.insist(stream, call) != 0)
+    async def _renew_all(self, held: Sequence[Acquired]) -> Collection[Acquired]:
+        """On the private loop. Whatever becomes of one of these calls, the others are made, and count."""
+        asked, offset = self._site.clock.monotonic(), self._site.clock.offset_ms
+        calls = [(one.lease.key, one.lease.renewal(offset)) for one in held] + self._beats()
+        replies = await run_everywhere(self._link, calls)
+        for one, reply in zip(held, replies, strict=False):
+            one.lease.renewed(reply, asked)
+        gone = [one for one in held if one.lease.lost and self.has(one)]  # else it was given up meanwhile
+        for (key, _), reply in zip(calls, replies, strict=True):
+            if isinstance(reply, Exception):
+                self.refused(gone)
+                self._link.refuse(key, reply)
+        return gone
 
-    def _begin(self, topic: Topic, index: int, reply: Iterable[Reply], asked: float, limit: str | None) -> Acquired:
-        epoch, crashed, running, last = (part.decode() for part in reply)
-        lease = Lease.acquired(self._key(topic, index), self._me, int(epoch), self._options.lease_ttl, asked)
-        self.known.add(index)
-        self.held[index] = lease
-        return Acquired(topic, index, topic.stream(self._site.keys, index), lease, crashed, running, last, limit)
+    def _lease_key(self, stream: str) -> str:
+        return self._site.keys.lease(stream, self._group)
 
-    def _key(self, topic: Topic, index: int) -> str:
-        return self._site.keys.lease(topic.stream(self._site.keys, index), self._group)
+
+def _stream(acquired: Acquired) -> str:
+    return acquired.stream

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from conquiet.errors import ConfigError
 from conquiet.kit.ids import incarnation, process_name
-from conquiet.kit.loopthread import forks
-from conquiet.kit.service import Background
-from conquiet.kit.signals import stop_on_signals
+from conquiet.kit.lifecycle import Life
 from conquiet.metrics import GroupMetrics, group_metrics
 from conquiet.topics.codec import Codec
 from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.engine import Engine
 from conquiet.topics.consume.handling import BatchHandler, Handler, Handling, Pulling
-from conquiet.topics.consume.member import Member
+from conquiet.topics.consume.membership import Membership
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.standstill import Standstill
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.instance import Site
+from conquiet.topics.server.members import Identity
 from conquiet.topics.server.topics import Registry, TopicLike
 from conquiet.wire.keys import name
 
 __all__ = ["Health", "Messages", "Subscription"]
+
+_log = logging.getLogger("conquiet.topics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,6 @@ class _Consumer:
         options: SubscribeOptions,
         delivery: type[Delivery] = Delivery,
     ) -> None:
-        self._site = site
-        self._registry = registry
         self._topics = list(topics)
         if not self._topics or len(set(self._topics)) < len(self._topics):
             raise ConfigError(f"topics must be one or more different ones, not {topics!r}")
@@ -75,14 +75,14 @@ class _Consumer:
         self._me = f"{self._name}#{incarnation()}"
         self._metrics: dict[str, GroupMetrics] = {}
         self._worker = Engine(site, group, codec, options, self._metrics_of, self._lost, self._no_group, delivery)
-        self._members: list[Member] = []
-        self._background = Background()
-        self._stopping = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._signals = ExitStack()
-        self._entered = self._left = False
-        self._forks = forks()
+        who = Identity(site, registry, group, self._me, options)
+        self._membership = Membership(who, self._worker, self._metrics_of, self._fail)
+        self._failure: Exception | None = None
+        life = f"consumer {self._me!r} of group {group!r}"
+        self._life = Life(life, _log, handle_signals=options.handle_signals, on_stop=self._end)
+        self._stopping = self._life.stopping
+        """Set once it was asked to stop, and for ever."""
+        self._open = ExitStack()
 
     @property
     def consumer(self) -> str:
@@ -92,7 +92,8 @@ class _Consumer:
     @property
     def owned(self) -> Mapping[str, tuple[int, ...]]:
         """The partitions that it owns now, by topic."""
-        return {member.topic.name: tuple(member.owned) for member in self._members if member.has_topic}
+        members = self._membership.members
+        return {topic: tuple(member.owned) for topic, member in members.items() if member.has_topic}
 
     @property
     def inflight(self) -> int:
@@ -106,25 +107,15 @@ class _Consumer:
 
     def pause(self) -> None:
         """Take nothing more until :meth:`resume`; partitions stay owned, and what was taken is finished."""
-        self._on_loop(self._worker.pause)
+        self._life.do(self._worker.pause)
 
     def resume(self) -> None:
         """Take again."""
-        self._on_loop(self._worker.resume)
+        self._life.do(self._worker.resume)
 
     def stop(self) -> None:
         """Ask it to end; returns at once, safe from any thread and from signal handlers."""
-        self._on_loop(self._end)
-
-    def _on_loop(self, action: Callable[[], None]) -> None:
-        """Do something that belongs to the loop, from wherever this is called but a forked child, who has none."""
-        if self._is_inherited:
-            return
-        if self._loop is None:
-            action()
-        else:
-            with suppress(RuntimeError):  # that loop has been closed, and all is over
-                self._loop.call_soon_threadsafe(action)
+        self._life.stop()
 
     async def wait(self) -> None:
         """Return when it was asked to stop; raise what ended it otherwise."""
@@ -135,42 +126,44 @@ class _Consumer:
 
     def _check_entered(self) -> None:
         """Nothing ever comes of waiting for a consumer that does nothing."""
-        if self._is_inherited:
-            raise ConfigError("this consumer was entered before a fork and is the parent's: make another here")
-        if not self._entered:
+        if not self._is_entered:
             raise ConfigError("this consumer is not entered: use it inside 'async with' ('with' in conquiet.sync)")
+        if self._life.is_inherited:
+            raise ConfigError("this consumer was entered before a fork and is the parent's: make another here")
 
     @property
-    def _is_inherited(self) -> bool:
-        """Whether this is a forked child, and what was entered before is the parent's."""
-        return self._entered and self._forks != forks()
+    def _is_entered(self) -> bool:
+        return self._life.is_lived or self._life.is_leaving
+
+    @property
+    def _drain_time(self) -> float:
+        """Seconds that its handlers have to finish if it leaves now."""
+        return self._options.drain_timeout if self._life.is_lived else 0.0
 
     def health(self) -> Health:
         """How it is doing, without asking the server."""
         failures, error = self._worker.errors, self._failure
-        is_over = self._left or self._is_inherited or self._stopping.is_set()
-        alive = self._entered and error is None and not is_over
+        alive = self._life.is_lived and not self._life.is_inherited and not self._stopping.is_set()
         text = None if error is None else str(error)
-        healthy = alive and failures == 0
-        return Health(healthy, self.owned, self.inflight, self.paused, failures, text, self._held_up)
+        return Health(alive and failures == 0, self.owned, self.inflight, self.paused, failures, text, self._held_up)
 
     @property
     def _held_up(self) -> str | None:
         return self._worker.held_up
 
     async def __aenter__(self) -> Self:
-        if self._entered:
+        if self._is_entered:
             raise ConfigError("a subscription can be entered once: make another")
-        self._entered, self._forks = True, forks()
-        self._loop = asyncio.get_running_loop()
+        self._open.enter_context(self._life.lived())
+        self._stopping = self._life.stopping
         try:
-            await self._join()
+            self._worker.start(self._hands)  # before anything is taken that they would have to be told of
+            await self._membership.join(self._topics)
         except BaseException:
-            self._end()
-            await self._leave()
+            await self.aclose()
             raise
-        if self._options.handle_signals:
-            self._signals.enter_context(stop_on_signals(self.stop))
+        if self._stopping.is_set():
+            self._end()
         return self
 
     async def __aexit__(
@@ -181,45 +174,33 @@ class _Consumer:
     async def aclose(self) -> None:
         """Take nothing more, finish what is being handled, hand the partitions over and leave the group.
 
-        In a forked child it does nothing: all of that is the parent's.
+        Takes ``drain_timeout`` plus a second at most: others have what could not be released by then, since the server
+        does not answer or a thread still runs, when its lease has run out. Cancelled meanwhile, it leaves all the same,
+        and raises the cancellation afterwards. In a forked child it does nothing: all of that is the parent's.
         """
-        if self._entered and not self._left and not self._is_inherited:
-            self._end()
-            self._signals.close()
-            await self._leave()
+        if self._is_entered and not self._life.is_inherited:
+            with self._open.pop_all():
+                await self._life.leave(self._drain, self._close, self._options.drain_timeout)
 
     def _end(self) -> None:
-        self._stopping.set()
         self._worker.take_no_more()
         self._hands.wake()
 
-    async def _join(self) -> None:
-        self._worker.start(self._hands)  # before anything is taken that they would have to be told of
-        for topic in self._topics:
-            found = await self._registry.look(topic)
-            metrics = self._metrics_of(found.name)
-            member = Member(
-                self._site, self._registry, topic, self._group, self._me, self._options, self._worker, metrics
-            )
-            self._members.append(member)
-            await member.join()
-            self._background.start(self._follow(member), "member")
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._stopping.set()
+        self._end()
 
-    async def _follow(self, member: Member) -> None:
-        try:
-            await member.run(self._background.start)
-        except Exception as error:
-            self._failure = error
-            self._end()
+    async def _drain(self) -> None:
+        self._end()
+        # Side by side: what a server that does not answer was asked for may not cost the handlers their time.
+        await asyncio.gather(self._membership.stop(), self._worker.end())
+        await self._membership.leave(self._worker.busy)
 
-    async def _leave(self) -> None:
-        self._left = True
-        try:
-            await self._worker.end()
-        finally:
-            await self._background.aclose()
-            await asyncio.gather(*(member.leave() for member in self._members))
-            await self._worker.aclose()
+    async def _close(self) -> None:
+        await asyncio.gather(self._membership.aclose(), self._worker.aclose())
+        for metrics in self._metrics.values():
+            metrics.forget()
 
     def _metrics_of(self, topic: str) -> GroupMetrics:
         found = self._metrics.get(topic)
@@ -228,16 +209,10 @@ class _Consumer:
         return found
 
     def _lost(self, partition: Partition) -> None:
-        for member in self._members_of(partition):
-            member.lose(partition.stream)
+        self._membership.lose(partition.stream, partition.lease)
 
     def _no_group(self, partition: Partition) -> None:
-        for member in self._members_of(partition):
-            self._background.start(member.regroup(partition.stream), "regroup")
-
-    def _members_of(self, partition: Partition) -> list[Member]:
-        # Of several topics, those that come later may not be joined yet.
-        return [one for one in self._members if one.has_topic and one.topic.name == partition.topic.name]
+        self._membership.regroup(partition.stream)
 
 
 class Subscription(_Consumer):

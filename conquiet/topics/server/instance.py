@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from conquiet.errors import QueueError
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
+from conquiet.kit.policy import Backoff
+from conquiet.kit.retrying import patiently
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
 from conquiet.wire.parser import Reply
-from conquiet.wire.scripts import Call, run, run_many
+from conquiet.wire.scripts import Call, run, run_everywhere, run_many
 from conquiet.wire.streams import pack
 
 __all__ = ["Site"]
 
-_PATIENCE: Final = 1.0
-"""Seconds for which a call that can be repeated is tried again."""
+_AGAIN: Final = Backoff(base=0.2, cap=0.2, kind="fixed")
+_RETRIES: Final = 5
+"""How often a call that can be repeated is sent again: for about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,24 @@ class Site:
         """The reply to one script on ``key``."""
         return await run(self.link, key, call)
 
-    async def insist(self, key: str, call: Call) -> Reply:
-        """The reply to a script that can be repeated, tried again for a moment if there is none."""
-        until = self.clock.monotonic() + _PATIENCE
-        while True:
-            try:
-                return await self.run(key, call)
-            except QueueError:
-                if self.clock.monotonic() >= until:
-                    raise
-                await self.clock.sleep(_PATIENCE / 5)
+    async def insist(self, calls: Sequence[tuple[str, Call]]) -> list[Reply]:
+        """The replies to scripts that can be repeated, each with one of its keys, in one write a node.
+
+        Those without an answer are sent again for a moment.
+        """
+        replies: list[Reply] = [None] * len(calls)
+        left = list(range(len(calls)))
+
+        async def ask() -> None:
+            found = await run_everywhere(self.link, [calls[at] for at in left])
+            for at, reply in zip(left, found, strict=True):
+                replies[at] = reply
+            left[:] = [at for at in left if isinstance(replies[at], Exception)]
+            if left:
+                self.link.refuse(calls[left[0]][0], replies[left[0]])
+
+        await patiently(self.clock, ask, backoff=_AGAIN, retries=_RETRIES)
+        return replies
 
     async def run_many(self, key: str, calls: list[Call]) -> list[Reply]:
         """The replies to scripts for the node of ``key``, error replies as values."""
