@@ -23,7 +23,7 @@ from conquiet.topics.outside.external_groups import adopt_group
 from conquiet.topics.server.presence import found_group
 from tests.topics.growing import Group, World
 
-pytestmark = pytest.mark.guarantee
+pytestmark = [pytest.mark.guarantee, pytest.mark.slow]
 
 KEPT: Final = {
     "everything": Retention(),
