@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "tests", "examples"]
+nox.options.sessions = ["lint", "types", "tests"]
 
 HERE = Path(__file__).parent
+# To compile the tests takes longer than to collect them: once is enough, out of the way of the sources.
+KEPT = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(HERE / ".nox" / "bytecode")}
 CODE = ["conquiet", "tests", "examples", "noxfile.py"]
 PEERS = ["arq~=0.28", "asyncpg~=0.30", "pgqueuer~=1.6", "saq~=0.26", "streaq~=7.2"]
 MATRIX = [
@@ -38,9 +44,26 @@ class Environment:
             installed.write_text(wanted)
 
     def run(self, program: str, *arguments: str, **environ: str) -> None:
-        # To compile the tests takes twice as long as to collect them: once is enough, out of the way of the sources.
-        environ = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(HERE / ".nox" / "bytecode"), **environ}
-        self.session.run(str(self.place / "bin" / program), *arguments, env=environ, external=True)
+        self.session.run(str(self.place / "bin" / program), *arguments, env={**KEPT, **environ}, external=True)
+
+    @contextmanager
+    def beside(self, program: str, *arguments: str) -> Iterator[None]:
+        """Runs while the block does; what it says is told after the block, and its failure is one of the session."""
+        command = [str(self.place / "bin" / program), *arguments]
+        self.session.log(f"beside: {' '.join(command)}")
+        with tempfile.TemporaryFile() as output:
+            other = subprocess.Popen(command, env={**os.environ, **KEPT}, stdout=output, stderr=output)
+            try:
+                yield
+                other.wait()
+            finally:
+                if other.poll() is None:
+                    other.terminate()
+                other.wait()
+                output.seek(0)
+                self.session.log(f"beside: {' '.join(command)}\n{output.read().decode(errors='replace')}")
+        if other.returncode:
+            self.session.error(f"{' '.join(arguments)} failed with exit code {other.returncode}")
 
 
 @nox.session(venv_backend="none")
@@ -71,26 +94,28 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Both type checkers, strictly."""
     environment = Environment(session)
-    environment.run("mypy")
-    environment.run("basedpyright", "--pythonpath", str(environment.place / "bin" / "python"))
+    with environment.beside("basedpyright", "--pythonpath", str(environment.place / "bin" / "python")):
+        environment.run("mypy")
 
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """The tests, on every server that this machine has: three files at a time, those of real processes two or alone."""
+    """The tests, on every server that this machine has: four at a time with Spark's beside, of real processes fewer."""
     environment = Environment(session)
     if session.posargs:
         environment.run("python", "-m", "pytest", *session.posargs)
         return
-    apart = ["--ignore=tests/documents", "--ignore=tests/spark", "--ignore=tests/system"]
-    environment.run("python", "-m", "pytest", "--numprocesses=3", "--dist=loadfile", *apart)
+    # One session of Spark for all of its tests, in a process of its own.
+    with environment.beside("python", "-m", "pytest", "tests/spark", "-q"):
+        # By stealing, each process has a part of the tests on one server: by files, it would start each one every time.
+        spread = ["--numprocesses=4", "--dist=worksteal"]
+        environment.run("python", "-m", "pytest", *spread, "--ignore=tests/spark", "--ignore=tests/system", "-q")
     # Of real processes, alone run those that hold them to a time, or need all of the machine.
     names = ("balance_kill", "jobs_blocking", "jobs_chaos", "jobs_kill", "topics_chaos", "topics_scale")
     alone = [f"tests/system/test_{name}.py" for name in names]
     others = [f"--ignore={file}" for file in alone]
-    environment.run("python", "-m", "pytest", "--numprocesses=2", "--dist=loadfile", "tests/system", *others)
-    environment.run("python", "-m", "pytest", *alone)
-    environment.run("python", "-m", "pytest", "tests/spark")
+    environment.run("python", "-m", "pytest", "--numprocesses=2", "--dist=worksteal", "tests/system", *others, "-q")
+    environment.run("python", "-m", "pytest", *alone, "-q")
 
 
 @nox.session(venv_backend="none")

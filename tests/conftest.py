@@ -28,6 +28,7 @@ from conquiet.sync import EmbeddedRedis
 from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.lanes import IS_NARROW, is_left_out, is_of_lane
+from tests.rigs.scraping import forget
 from tests.rigs.sizing import SCALE
 from tests.rigs.waiting import held
 
@@ -171,6 +172,12 @@ async def queue(url: str, config: QueueConfig) -> AsyncIterator[RedisStreamsQueu
 def scale() -> float:
     """How much of the full size the long tests run at."""
     return SCALE
+
+
+@pytest.fixture(autouse=True)
+def own_series() -> None:
+    """Metrics begin anew with each test: a scrape shows its series alone."""
+    forget()
 
 
 @pytest.fixture(autouse=True)

@@ -109,6 +109,7 @@ async def test_a_close_that_was_cancelled_can_be_done_again(crew: Crew) -> None:
     await second.owns("s")
 
 
+@pytest.mark.slow
 async def test_a_handler_that_closes_its_balancer_ends_it(crew: Crew) -> None:
     member = await crew.join(listen=False, lease_ttl=600.0)
 
@@ -123,6 +124,7 @@ async def test_a_handler_that_closes_its_balancer_ends_it(crew: Crew) -> None:
     await second.owns("s")
 
 
+@pytest.mark.slow
 async def test_after_stop_nothing_more_is_taken(crew: Crew) -> None:
     member = await crew.join()
     await member.balancer.add_stream("s1")
@@ -175,6 +177,7 @@ async def test_waiting_for_an_event_can_be_cancelled_and_nothing_is_lost(crew: C
 # --- a slow listener ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_full_buffer_stops_new_streams_but_not_renewals(crew: Crew) -> None:
     slow = await crew.join("slow", listen=False, event_buffer=3)
     for number in range(7):
@@ -189,6 +192,7 @@ async def test_a_full_buffer_stops_new_streams_but_not_renewals(crew: Crew) -> N
     assert slow.lost == []
 
 
+@pytest.mark.slow
 async def test_a_full_buffer_leaves_lost_streams_to_others(crew: Crew) -> None:
     first = await crew.join("first")
     for number in range(4):

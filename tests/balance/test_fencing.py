@@ -18,7 +18,7 @@ from tests.conftest import Rung
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.guarantee
+pytestmark = [pytest.mark.guarantee, pytest.mark.slow]
 
 RENEW = Script.named("balance_renew").sha.encode()
 TTL = 15.0

@@ -14,7 +14,11 @@ from tests.conftest import CLUSTERS
 from tests.rigs.cluster import LocalCluster, Migration
 from tests.rigs.waiting import eventually, held
 
-pytestmark = [pytest.mark.skipif(not CLUSTERS, reason="no server can be started here"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.skipif(not CLUSTERS, reason="no server can be started here"),
+    pytest.mark.timeout(120),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

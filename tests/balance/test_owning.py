@@ -349,6 +349,7 @@ async def test_a_zombie_that_finishes_is_told_that_it_was_disowned(crew: Crew) -
     assert zombie.owned == set()
 
 
+@pytest.mark.slow
 async def test_a_stream_held_for_long_is_not_taken_by_who_starts_later(crew: Crew) -> None:
     owner = await crew.join("owner")
     await owner.balancer.add_stream("s")

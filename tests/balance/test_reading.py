@@ -122,6 +122,7 @@ async def test_asking_for_the_next_message_commits_the_one_before(crew: Crew, da
     assert numbers(await (await handed_over(crew, data, "b")).read()) == [2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_messages_come_page_by_page_and_then_as_they_are_written(crew: Crew, data: Data) -> None:
     for start in range(0, 250, 50):
         await asyncio.gather(*(data.write(n) for n in range(start, start + 50)))

@@ -64,6 +64,7 @@ async def test_exactly_the_unfinished_ones_are_recovered(crew: Crew) -> None:
     assert crew.counted("recovered_total", consumer="second") == 3
 
 
+@pytest.mark.slow
 async def test_a_lost_stream_is_told_of_and_the_first_to_claim_it_has_it(crew: Crew) -> None:
     first = await filled(crew, "first", 1)
     second, third = await crew.join("second"), await crew.join("third")
@@ -109,6 +110,7 @@ async def test_a_consumer_that_only_stops_is_not_told_that_it_lost_anything(crew
     assert len(other.owned) == 2
 
 
+@pytest.mark.slow
 async def test_the_streams_of_many_dead_are_shared_by_the_survivors(crew: Crew) -> None:
     members = [await crew.join(f"m{number}", auto_claim=True) for number in range(5)]
     for number in range(100):
@@ -130,6 +132,7 @@ async def test_the_streams_of_many_dead_are_shared_by_the_survivors(crew: Crew) 
     assert len(pending) == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auto_claim", [False, True])
 async def test_more_than_a_thousand_are_recovered_by_who_begins(crew: Crew, auto_claim: bool) -> None:
     count = 1100
@@ -147,6 +150,7 @@ async def test_more_than_a_thousand_are_recovered_by_who_begins(crew: Crew, auto
     assert (len(second.owned), second.lost) == (count, [])
 
 
+@pytest.mark.slow
 async def test_all_of_more_lost_streams_than_one_look_shows_are_told_of(crew: Crew) -> None:
     count = 450
     first = await crew.join("first")
@@ -174,6 +178,7 @@ async def test_a_full_consumer_takes_over_as_soon_as_there_is_room(crew: Crew) -
     assert second.owned < {"s0", "s1"}
 
 
+@pytest.mark.slow
 async def test_the_names_of_consumers_that_are_gone_do_not_pile_up(crew: Crew) -> None:
     options: dict[str, Any] = {"clock": SYSTEM_CLOCK, "lease_ttl": 0.9}
     for _ in range(4):
@@ -196,6 +201,7 @@ async def test_the_names_of_consumers_that_are_gone_do_not_pile_up(crew: Crew) -
 # --- by other hands -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_group_that_is_gone_is_made_anew_and_owners_keep_their_streams(crew: Crew) -> None:
     member = await filled(crew, "m", 2)
     await crew.ask("XGROUP", "DESTROY", crew.keys.input, crew.keys.group)

@@ -234,6 +234,7 @@ async def test_what_a_dead_runner_left_is_handled_by_another(crew: Crew) -> None
     await eventually(lambda: _is_empty(crew), "it to be finished")
 
 
+@pytest.mark.slow
 async def test_who_runs_takes_over_without_being_asked(crew: Crew) -> None:
     heir = Handler()
     first = await crew.join("first")
@@ -286,6 +287,7 @@ async def test_a_handler_ends_before_the_next_owner_begins(crew: Crew) -> None:
     assert log == ["first begins", "first ends", "second begins"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "share"])
 async def test_a_plain_handler_that_heeds_its_lease_ends_before_the_next_owner_begins(crew: Crew, how: str) -> None:
     running: dict[str, int] = {}

@@ -11,7 +11,7 @@ import pytest
 from tests.balance.crew import Crew, Handler, Member
 from tests.rigs.waiting import eventually
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.slow]
 
 
 def sizes(members: Iterable[Member]) -> list[int]:

@@ -295,6 +295,7 @@ class Ledgers(RuleBasedStateMachine):
                 assert pending[stream.entry_id] == stream.owner, name
 
 
+@pytest.mark.slow
 @pytest.mark.cluster_too
 @pytest.mark.timeout(180)
 def test_the_scripts_do_what_the_model_does(url: str) -> None:

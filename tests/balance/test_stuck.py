@@ -15,7 +15,7 @@ from tests.rigs.asking import ask, nodes_of
 from tests.rigs.troubles import EACH_SECOND, SECONDS, TROUBLES, Crowded, heal
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 MANY: Final = 300
 EACH_SLOT: Final = 8

@@ -354,6 +354,7 @@ async def test_a_claim_waits_no_longer_than_it_was_told(jobs: JobQueue, clock: W
     assert await asyncio.wait_for(waiting, LONG) == []
 
 
+@pytest.mark.slow
 async def test_of_many_who_wait_each_job_goes_to_one(jobs: JobQueue, clock: WatchedClock) -> None:
     waiting = [asyncio.ensure_future(jobs.claim(timeout=3600)) for _ in range(4)]
     await clock.waited_on(4)
@@ -381,6 +382,7 @@ async def test_claimers_never_get_the_same_job(jobs: JobQueue) -> None:
     assert {job.attempts for job in everything} == {1}
 
 
+@pytest.mark.slow
 async def test_waiting_for_a_job_hides_it_from_nobody(jobs: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes by while somebody begins to wait for a job's end gets the job, or is told of it at once."""
     # Notices alone must do: nobody looks for himself once in a while.

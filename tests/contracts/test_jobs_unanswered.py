@@ -191,6 +191,7 @@ async def test_what_others_have_claimed_meanwhile_stays_theirs(jobs: JobQueue, d
     await jobs.ack(other)
 
 
+@pytest.mark.slow
 async def test_who_waits_for_jobs_gets_those_of_a_claim_that_arrived_late(
     jobs: JobQueue, deaf: Deaf, clock: ManualClock
 ) -> None:

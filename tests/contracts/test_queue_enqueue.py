@@ -155,6 +155,7 @@ async def test_binary_data_is_refused(value: object, queue: Queue, look: Look) -
     assert await look.length() == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(payloads=st.lists(st.dictionaries(st.text(), JSON, max_size=5), min_size=1, max_size=5))
 async def test_what_was_sent_comes_back_equal(payloads: list[dict[str, Any]], queue: Queue) -> None:

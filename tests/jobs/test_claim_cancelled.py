@@ -79,6 +79,7 @@ async def test_a_claim_that_is_cancelled_gives_back_what_it_got(end: End) -> Non
     assert counted(queue, "released_total") == 2
 
 
+@pytest.mark.slow
 @ENDS
 async def test_a_claim_that_the_store_never_answers_can_be_cancelled(end: End) -> None:
     store = Silent()
@@ -89,6 +90,7 @@ async def test_a_claim_that_the_store_never_answers_can_be_cancelled(end: End) -
             await task
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_a_claim_that_runs_out_of_time_gives_back_what_it_got(url: str) -> None:
     """The answer comes after its caller has gone."""

@@ -16,6 +16,8 @@ from tests.jobs.test_postgres_plans import explained
 from tests.rigs.postgres import LocalPostgres
 from tests.rigs.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 WANTED = Wanted(100, "w", 30_000, 3)

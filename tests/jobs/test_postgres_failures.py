@@ -18,6 +18,8 @@ from conquiet.jobs.stores.postgres.pool import Call, Pool, Rows
 from tests.rigs.postgres import LocalPostgres, schema_name
 from tests.rigs.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 WANTED = Wanted(10, "w", 60_000, 3)

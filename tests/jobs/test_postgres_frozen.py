@@ -15,6 +15,8 @@ from tests.rigs.postgres import LocalPostgres
 from tests.rigs.relay import Relay
 from tests.rigs.waiting import LONG
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 SOON = 10.0

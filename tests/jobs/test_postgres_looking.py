@@ -6,6 +6,8 @@ import pytest
 
 from conquiet.jobs.stores.postgres.looking import Looks, Place
 
+pytestmark = pytest.mark.slow
+
 LAST = Place(-5, 1_000, 7)
 
 

@@ -14,6 +14,8 @@ from conquiet.kit.clock import ManualClock
 from tests.rigs.postgres import LocalPostgres
 from tests.rigs.waiting import LONG, eventually
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 AGES = 100_000.0

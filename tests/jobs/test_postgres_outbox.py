@@ -17,6 +17,8 @@ from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
 from tests.rigs.postgres import LocalPostgres
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 JOBS = [NewJob("a", b"1"), NewJob("b", b"2", priority=5)]

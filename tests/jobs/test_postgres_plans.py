@@ -15,6 +15,8 @@ from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.kit.clock import ManualClock
 from tests.rigs.postgres import LocalPostgres
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 EXPECTED: Final = {

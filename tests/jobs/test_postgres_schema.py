@@ -18,6 +18,8 @@ from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.kit.clock import ManualClock
 from tests.rigs.postgres import LocalPostgres, schema_name
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 JOB = NewJob("a", b"1")

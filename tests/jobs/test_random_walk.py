@@ -33,7 +33,7 @@ from tests.conftest import Rung
 from tests.contracts.jobs_fixtures import KINDS, kind_name, started
 from tests.contracts.jobs_flavours import Backend
 
-pytestmark = pytest.mark.guarantee
+pytestmark = [pytest.mark.guarantee, pytest.mark.slow]
 
 # Time passes in steps of five seconds, and everything that falls due does so two or more seconds from any such step:
 # no delay of a slow machine can make one store see it and another not. Each call has a moment of its own besides, so

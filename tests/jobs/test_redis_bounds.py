@@ -105,6 +105,7 @@ async def test_no_call_does_more_because_there_are_many(
     assert sent < 100_000
 
 
+@pytest.mark.slow
 async def test_no_call_reads_more_because_they_are_large(
     store: RedisStore, server: EmbeddedRedis, clock: ManualClock
 ) -> None:

@@ -95,6 +95,7 @@ async def end(*waiting: asyncio.Task[None]) -> None:
 # --- one job, one worker ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 3600.0])
 async def test_a_job_costs_two_claims_with_thirty_idle_workers(url: str, delay: float, stack: AsyncExitStack) -> None:
     workers, jobs, seen = 30, 5, Recorder()

@@ -19,6 +19,8 @@ from tests.rigs.postgres import LocalPostgres
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 CLAIM: Final = Script.named("jobs_claim").sha.encode()

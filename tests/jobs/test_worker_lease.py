@@ -361,6 +361,7 @@ async def test_a_plain_handler_that_lost_its_job_keeps_its_place_until_it_ends()
     assert (job.state, job.result) == (JobState.FAILED, None)
 
 
+@pytest.mark.slow
 async def test_a_job_that_was_lost_before_it_began_is_not_begun() -> None:
     """It was cancelled while the one before it blocked the loop."""
     queue = queue_in(lease_ttl=TTL)
@@ -421,6 +422,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_has_failed() -> No
     assert (job.last_error or "").startswith("TimeoutError: the handler took longer than 0.2 seconds")
 
 
+@pytest.mark.slow
 async def test_a_handler_longer_than_its_lease_but_within_its_limit_is_left_alone() -> None:
     """spec 5: Separation of Concerns: long-running work with short leases."""
     queue = queue_in(lease_ttl=TTL)

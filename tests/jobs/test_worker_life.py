@@ -58,6 +58,7 @@ async def test_a_worker_runs_once_at_a_time() -> None:
         assert worker.health().healthy
 
 
+@pytest.mark.slow
 def test_a_worker_may_run_on_one_loop_after_the_other() -> None:
     store = Watched()
     queue, seen = queue_in(store), Recorder()

@@ -13,7 +13,7 @@ from tests.jobs.working import Gate, counted, queue_in, ran, settled, working
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 COUNTERS = ("enqueued", "claimed", "succeeded", "retried", "failed", "expired", "released")
 

@@ -67,6 +67,7 @@ async def test_what_runs_may_finish() -> None:
     assert len(gate.began) == 2, "nothing is begun after the stop"
 
 
+@pytest.mark.slow
 async def test_leases_are_kept_while_handlers_finish() -> None:
     queue, gate = queue_in(lease_ttl=0.3), Gate()
     id = await queue.enqueue(1)
@@ -382,6 +383,7 @@ async def test_a_claim_that_is_never_answered_does_not_hold_the_end_up() -> None
         await task
 
 
+@pytest.mark.slow
 async def test_a_claim_that_does_not_end_though_it_is_cancelled_does_not_hold_the_end_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

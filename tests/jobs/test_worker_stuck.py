@@ -14,7 +14,7 @@ from tests.jobs.working import queue_in
 from tests.rigs.troubles import EACH_SECOND, SECONDS, TROUBLES, Crowded, denied, heal
 from tests.rigs.waiting import eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 HARMLESS: Final = ("CLIENT is denied", "nothing happens")
 """In which the worker can go on as ever."""

@@ -134,6 +134,7 @@ def test_what_json_can_carry_comes_back_equal(payload: dict[str, Any]) -> None:
     assert json.loads(data.decode("utf-8")) == payload
 
 
+@pytest.mark.slow
 @settings(deadline=None, database=None, max_examples=100)
 @given(JSON)
 def test_any_json_value_comes_back_equal(value: Any) -> None:
@@ -141,6 +142,7 @@ def test_any_json_value_comes_back_equal(value: Any) -> None:
     assert repr(decode(encode(value))) == repr(value)
 
 
+@pytest.mark.slow
 @settings(deadline=None, database=None, max_examples=100)
 @given(st.dictionaries(st.text(), JSON, max_size=8))
 def test_any_json_object_comes_back_equal_and_is_json_to_others(payload: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from redis.asyncio import Redis
 
 from conquiet import QueueConfig, RedisStreamsQueue
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.any_server
 async def test_a_read_blocks_its_five_seconds_without_a_time_out(url: str) -> None:

@@ -53,6 +53,7 @@ async def test_a_message_that_comes_late_is_delivered(
     assert message.id == sent
 
 
+@pytest.mark.slow
 async def test_a_message_that_does_not_come_stays_pending_and_the_queue_works_on(
     consumer: QueueConsumer, queue: RedisStreamsQueue, proxy: Proxy, look: Look
 ) -> None:
@@ -67,6 +68,7 @@ async def test_a_message_that_does_not_come_stays_pending_and_the_queue_works_on
     assert [message.id for message in await queue.claim_stale(min_idle_ms=0)] == [sent]
 
 
+@pytest.mark.slow
 async def test_a_server_that_refuses_to_wake_a_read_is_waited_for(
     consumer: QueueConsumer, queue: RedisStreamsQueue, proxy: Proxy, look: Look, caplog: pytest.LogCaptureFixture
 ) -> None:

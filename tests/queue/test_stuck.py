@@ -17,7 +17,7 @@ from tests.rigs.asking import blocked
 from tests.rigs.troubles import SECONDS, TROUBLES, Crowded
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 BLOCK: Final = 0.2
 """Seconds for which a read blocks."""

@@ -29,7 +29,7 @@ _OTHER_ROOMS: Final = frozenset({"bench", "documents", "spark", "system", "typin
 _OTHER_SERVERS: Final = frozenset({"cluster", "clustered", "pg", "postgres", "sentinels"})
 _FAULTS: Final = re.compile(r"test_(boundaries|calls|cancelled_\w+|full_memory\w*|lost_writes_\w+)")
 """Every fault at every step: what ``nox -s system`` runs at full size."""
-_SLOW: Final = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
+_SLOW: Final = re.compile(r"^pytestmark = (?:.*|\[[^\]]*)\bmark\.slow\b", re.MULTILINE)
 
 
 def is_left_out(path: Path) -> bool:

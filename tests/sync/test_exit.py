@@ -10,7 +10,7 @@ from tests.sync.looking import Eye, named, until
 from tests.sync.programs import Ended, running
 from tests.sync.scripts import exits
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 
 def left(url: str, config: QueueConfig, what: str, how: str = "return") -> Ended:

@@ -16,7 +16,7 @@ from tests.sync.looking import Eye, named, until
 from tests.sync.programs import run
 from tests.sync.scripts import forks
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.sync.looking import LONG, Eye, named, until
 from tests.sync.programs import running
 from tests.sync.scripts import interrupts
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 

@@ -22,7 +22,7 @@ from tests.sync.looking import Eye, named
 from tests.sync.programs import run
 from tests.sync.scripts import spawns
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 SECRET = "s3cr3t-w0rd"
 

@@ -32,7 +32,7 @@ from tests.sync.looking import LONG, until
 from tests.sync.programs import run, running
 from tests.sync.scripts import topics
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 SERIAL_OR_NOT = pytest.mark.parametrize("max_inflight", [1, 8])
@@ -194,6 +194,7 @@ def test_what_ends_the_wait_within_a_handler_leaves_nothing_stuck(broker: Broker
     assert is_finished(broker)
 
 
+@pytest.mark.slow
 @SERIAL_OR_NOT
 def test_a_handler_that_computes_for_longer_than_the_lease_keeps_its_message(broker: Broker, max_inflight: int) -> None:
     ttl, seen, rivals = 1.0, list[Any](), list[Any]()
@@ -358,6 +359,7 @@ def test_a_first_signal_lets_the_handler_finish(
     assert members == "0"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_interrupts_the_handler_and_its_message_stays(url: str, namespace: str) -> None:
     with running(topics.handling, url, namespace, "True", "1") as program:
         assert program.line() == "handling True"
@@ -367,6 +369,7 @@ def test_a_second_ctrl_c_interrupts_the_handler_and_its_message_stays(url: str, 
         assert program.end().lines == ["interrupted", "pending 1 members 0 unowned 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [INT, TERM])
 def test_a_signal_ends_a_loop_over_messages(url: str, namespace: str, number: signal.Signals) -> None:
     with running(topics.pulling, url, namespace) as program:
@@ -386,6 +389,7 @@ def test_a_handler_that_exits_does_not_take_the_private_loop_along(url: str, nam
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [topics.forking, topics.forking_handler, topics.spawning])
 def test_other_processes_have_connections_and_leases_of_their_own(
     url: str, namespace: str, script: Callable[..., None]

@@ -780,6 +780,7 @@ async def _is_interrupted(work: Awaitable[None], most: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_deleting_a_topic_can_be_repeated_wherever_it_was_interrupted(
     stage: Stage, admin: Admin, clock: ManualClock
@@ -821,6 +822,7 @@ async def test_deleting_a_group_can_be_repeated_wherever_it_was_interrupted(
     assert step > 15
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_no_stream_of_a_deleted_topic_comes_back_to_life(stage: Stage) -> None:
     """Whoever sends all the time is told, before the streams go."""

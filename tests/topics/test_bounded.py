@@ -250,6 +250,7 @@ async def test_delayed_messages_that_are_large_are_moved_step_by_step(stage: Sta
     assert await stage.call(delayed, "EXISTS", delayed, items) == 0
 
 
+@pytest.mark.slow
 async def test_large_messages_are_read_counted_and_buried_step_by_step(
     narrow: Stage, stage: Stage, sizes: Sizes, keys: Keys, clock: ManualClock, url: str
 ) -> None:

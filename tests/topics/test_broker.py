@@ -251,6 +251,7 @@ async def test_a_partition_is_asked_for_again_when_the_answer_was_lost(url: str,
 # --- messages that are held back ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_delayed_message_arrives_when_its_time_has_come(
     broker: Broker, clock: ManualClock, url: str, keys: Keys
 ) -> None:
@@ -271,6 +272,7 @@ async def test_a_delayed_message_arrives_when_its_time_has_come(
     assert await ask(url, "EXISTS", *(keys.of_partition(keys.partition(ORDERS, 0))[1:3])) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_delayed_messages_come_in_the_order_of_their_times(broker: Broker, clock: ManualClock) -> None:
     await broker.create_topic(ORDERS)
@@ -285,6 +287,7 @@ async def test_delayed_messages_come_in_the_order_of_their_times(broker: Broker,
             await message.ack()
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_a_delayed_message_with_an_id_is_sent_once(
     broker: Broker, clock: ManualClock, url: str, keys: Keys

@@ -30,6 +30,8 @@ from tests.rigs.asking import ask, lasting_keys
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 ORDERS: Final = "orders"
 PARTITIONS: Final = 6
 AT_ONCE: Final = RetryPolicy(max_retries=2, backoff=Backoff(0, 0, "fixed"))

@@ -147,6 +147,7 @@ async def test_members_are_asked_to_look_again(stage: Stage, clock: ManualClock)
     assert await stage.call(nobody, "EXISTS", nobody) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_no_key_goes_back_to_an_old_partition(stage: Stage) -> None:
     """Producers that know the topic send all the time; after the noted ends each key is where it belongs."""

@@ -278,6 +278,7 @@ async def _steps(work: Stepped, count: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 @pytest.mark.one_node
 @pytest.mark.parametrize("what", MAKING)

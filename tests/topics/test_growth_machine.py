@@ -23,7 +23,7 @@ from conquiet.topics.server import retention
 from conquiet.topics.server.group import found_group
 from tests.topics.growing import Group, World
 
-pytestmark = pytest.mark.guarantee
+pytestmark = [pytest.mark.guarantee, pytest.mark.slow]
 
 KEPT: Final = {
     "everything": Retention(),

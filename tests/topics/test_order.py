@@ -81,6 +81,7 @@ def shuffled(seed: int, count: int, keys: int) -> list[Outgoing]:
     return [Outgoing(number, key=f"k{draw.randrange(keys)}") for number in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("order", ["unordered", "block_key", "block_partition"])

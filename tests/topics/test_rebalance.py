@@ -21,7 +21,7 @@ from conquiet.wire.keys import Keys
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, finished, impatient, vanish
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -367,6 +367,7 @@ class Scripts(Scripted, RuleBasedStateMachine):
         return places
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_scripts_keep_every_message_whoever_calls_them_in_whatever_order(url: str, scale: float) -> None:
     machine = type("Machine", (Scripts,), {"url": url})

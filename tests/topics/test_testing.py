@@ -27,6 +27,7 @@ async def test_a_group_is_drained_once_everything_was_handled() -> None:
         assert sorted(handled) == list(range(20))
 
 
+@pytest.mark.slow
 async def test_retries_need_not_be_waited_for() -> None:
     async with embedded_broker() as (broker, clock):
         await broker.create_topic("orders")

@@ -27,6 +27,8 @@ from tests.rigs.proxy import Proxy
 from tests.rigs.sentinel import SERVICE, LocalSentinels
 from tests.rigs.waiting import eventually, held
 
+pytestmark = pytest.mark.slow
+
 PASSWORD: Final = "s3cr3t"
 GUARD: Final = "gu4rd"
 FOREVER: Final = 30_000

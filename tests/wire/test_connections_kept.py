@@ -18,7 +18,7 @@ from tests.rigs.proxy import Proxy
 from tests.rigs.scraping import value
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 READERS = 20
 MANY = 300

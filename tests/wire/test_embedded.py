@@ -24,6 +24,8 @@ from conquiet.errors import ConfigError, QueueError
 from conquiet.wire import embedded
 from conquiet.wire.embedded import EmbeddedRedis, find_servers
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LONG = 15.0
 

@@ -24,6 +24,8 @@ from tests.rigs.cluster import LocalCluster
 from tests.rigs.sentinel import SERVICE, LocalSentinels
 from tests.rigs.waiting import eventually, held
 
+pytestmark = pytest.mark.slow
+
 FLAGS = "notify-keyspace-events"
 
 

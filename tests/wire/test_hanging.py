@@ -15,7 +15,7 @@ from tests.rigs.waiting import LONG
 from tests.sync.programs import run
 from tests.wire import leaving
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ async def test_this_version_of_redis_py_has(kind: str, name: str) -> None:
     assert hasattr(owner_of(kind), name), f"redis-py: the {kind} has no {name!r} any more"
 
 
+@pytest.mark.slow
 def test_no_other_module_knows_them() -> None:
     known = {name for _, name in OWNED}
     places = []

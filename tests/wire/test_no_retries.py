@@ -333,6 +333,7 @@ async def test_a_redirected_command_whose_answer_is_cut_is_not_sent_again(
     assert list(written)[1] == second
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_nodes_that_announce_their_proxies_by_url(binary: str, config: QueueConfig) -> None:
     async with AsyncExitStack() as stack:

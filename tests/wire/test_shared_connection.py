@@ -118,6 +118,7 @@ async def test_a_cancelled_enqueue_of_many_leaves_its_answers_to_nobody(
     assert [written[id] for id in ids] == [{"m": number} for number in range(10)]
 
 
+@pytest.mark.slow
 async def test_a_cancelled_read_leaves_its_messages_pending_and_to_nobody_else(
     url: str, proxy: Proxy, queue: RedisStreamsQueue, config: QueueConfig
 ) -> None:
@@ -290,6 +291,7 @@ async def test_no_message_is_lost_between_readers_who_come_and_go(
 # --- servers that go silent or away ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_silent_is_given_up(url: str, proxy: Proxy, config: QueueConfig) -> None:
     async with RedisStreamsQueue.connect(f"{proxy.url}?socket_timeout=1", config) as queue:
         hold = proxy.hold(b'{"n":1}')
@@ -307,6 +309,7 @@ async def test_a_server_that_goes_silent_is_given_up(url: str, proxy: Proxy, con
         assert proxy.count(b'{"n":1}') == 1
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_silent_while_connecting_is_given_up(proxy: Proxy, config: QueueConfig) -> None:
     hold = proxy.hold(b"SELECT")
     async with aclosing(RedisStreamsQueue.connect(f"{proxy.url}/3?socket_timeout=1", config)) as queue:
@@ -317,6 +320,7 @@ async def test_a_server_that_goes_silent_while_connecting_is_given_up(proxy: Pro
         assert await queue.enqueue({"n": 1})
 
 
+@pytest.mark.slow
 async def test_a_read_may_block_for_longer_than_an_answer_may_take(proxy: Proxy, config: QueueConfig) -> None:
     async with RedisStreamsQueue.connect(f"{proxy.url}?socket_timeout=1", config) as queue:
         assert await queue.read(block_ms=1200) == []

@@ -27,7 +27,7 @@ from tests.rigs.freezing import elapse, freeze, own_server, thaw
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually, held
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 MANY = 300
 START = "0-0"

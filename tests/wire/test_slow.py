@@ -22,7 +22,7 @@ from tests.rigs.proxy import Proxy
 from tests.rigs.slow import SlowWay
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 RATE = 700_000
 SILENCE = 0.4
