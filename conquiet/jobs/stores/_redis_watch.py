@@ -147,7 +147,7 @@ class Watch:
         return bool(self._listeners) or (self._owed is not None and not self._is_missing)
 
     def owe(self, *, is_missing: bool = False) -> None:
-        """A caller counts as waiting and is to wait soon; or it was told or has left, and is missing until it claims."""
+        """A caller counts as waiting and will wait soon; or it was told or has left, and is missing until it claims."""
         self._is_missing |= is_missing
         if self._owed is None and not self._closed:
             self._owed = self.loop.call_later(_SOON, self._pay)
