@@ -16,7 +16,7 @@ import pytest
 import conquiet
 
 ROOT: Final = Path(conquiet.__file__).parent
-LONGEST: Final = 450
+LONGEST: Final = 400
 SCRIPTS: Final = ("conquiet.wire._warden",)
 """Run as programs, never imported."""
 

@@ -1,4 +1,4 @@
-"""What only the store knows of the jobs in a queue, collected when somebody scrapes."""
+"""Gauges of the jobs in a queue, which the store is asked for at each scrape."""
 
 from __future__ import annotations
 

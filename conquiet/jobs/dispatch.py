@@ -23,7 +23,7 @@ from conquiet.metrics import JobMetrics, JobOperation, job_metrics
 __all__ = ["Dispatch", "lease_key"]
 
 _LOOK: Final = 5.0
-"""Seconds after which whoever waits for jobs looks without being told."""
+"""Seconds after which a waiting worker looks without being told."""
 _VERBS: Final = {"ack": "succeeded", "retry": "retried", "fail": "failed", "release": "released"}
 
 
@@ -49,7 +49,7 @@ class Dispatch:
         self._turn = 0
 
     async def claim(self, count: int, worker: str, *, waits: bool = False) -> Claimed:
-        """Lease up to ``count`` jobs, shared out so that nobody starves. If it ``waits``, :meth:`news` follows.
+        """Lease up to ``count`` jobs, shared out so that no job starves. If it ``waits``, :meth:`news` follows.
 
         A thousand in a round trip; where more are wanted, for a third of the lease's time, so that the first of them
         are still leased for long when the last ones come. First it gives back what a claim before has leased if that
@@ -67,7 +67,7 @@ class Dispatch:
                 more = await self._claim(wanted, worker, waits)
             except QueueError:
                 break  # those that it has are the caller's all the same
-            except BaseException:  # cancelled: nobody gets them
+            except BaseException:  # cancelled: the caller does not get them
                 self.unanswered.doubt({job.claim_id for job in claimed.jobs}, asked)
                 raise
             is_all = len(more.jobs) < wanted
@@ -92,7 +92,7 @@ class Dispatch:
     async def news(self, claimed: Claimed, seconds: float) -> None:
         """Return once there may be more to claim than there was for ``claimed``, or after ``seconds``.
 
-        After five at the latest: whoever was told of a job may have died of it, and so may the word itself.
+        After five at the latest: the worker that was told of a job may have died, and a notice may be lost.
         """
         due = _LOOK if claimed.next_ms is None else claimed.next_ms / 1000
         await self.store.news(self.queue, claimed.mark, min(seconds, due, _LOOK, self.unanswered.pause))

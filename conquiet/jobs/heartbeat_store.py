@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from conquiet.jobs.store import JobStore
 from conquiet.kit.loopthread import forks, leave_behind, new_lock
@@ -24,7 +25,7 @@ class HeartbeatStore:
         self._users = 0
         self._forks = forks()
 
-    def borrow(self) -> tuple[JobStore, Callable[[], Awaitable[None]]]:
+    def borrow(self) -> tuple[JobStore, Callable[[], Coroutine[Any, Any, None]]]:
         """The clone, and how to give it back, on the private loop; to give it back twice does nothing more."""
         if self._forks != forks():
             leave_behind((self._store, self._lock))

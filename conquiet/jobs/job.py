@@ -30,7 +30,7 @@ __all__ = ["CANCELLED", "EXPIRED", "HISTORY", "TRANSITIONS", "Attempt", "Job", "
 EXPIRED: Final = "lease expired"
 """The error of an attempt whose worker was not heard of in time."""
 CANCELLED: Final = "cancelled"
-"""The error of a job that somebody called off."""
+"""The error of a job that was cancelled."""
 HISTORY: Final = 20
 """How many failed attempts a job remembers, the last ones."""
 
@@ -45,7 +45,7 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     """Done; never run again."""
     FAILED = "failed"
-    """Given up or cancelled; run again only if somebody replays it."""
+    """Given up or cancelled; run again only if it is replayed."""
 
 
 Event: TypeAlias = Literal[
@@ -122,11 +122,11 @@ class Settlement(Struct, frozen=True, gc=False):
     result: bytes | None = None
     claim_id: str = ""
     seconds: float | None = None
-    """How long the handler took, for who counts that; no store keeps it."""
+    """How long the handler took, for metrics; no store keeps it."""
 
     @staticmethod
     def of(job: Job, kind: SettlementKind, **more: Any) -> Settlement:
-        """What is said of ``job`` by who claimed it; ``more`` are the other fields."""
+        """The settlement of ``job`` by the worker that claimed it; ``more`` are the other fields."""
         return Settlement(job.id, job.lease_token, kind, claim_id=job.claim_id, **more)
 
     def size(self) -> int:
@@ -255,7 +255,7 @@ class Job(Struct, frozen=True, kw_only=True):
         return replace(failed._after("expire"), ready_ms=self.lease_ms, lease_ms=None)
 
     def cancelled(self, now: int) -> Job:
-        """Called off; whoever works on it finds its token stale."""
+        """Cancelled; the token of the worker that runs it is stale."""
         if self.state is JobState.IN_FLIGHT:
             failed = replace(self._failed(CANCELLED, now), lease_token=self.lease_token + 1)
             return replace(failed._ended("cancel", now), last_error=CANCELLED)

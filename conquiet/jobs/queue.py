@@ -53,9 +53,9 @@ class JobSpec:
 class JobQueue:
     """The jobs of one name in a store.
 
-    At least once: a job that was enqueued is claimed until somebody acknowledges it, it has failed ``max_retries`` + 1
-    times, or it is cancelled. While its lease runs, nobody else can claim it; a worker that dies costs the job one
-    attempt, and after ``lease_ttl`` seconds another may claim it. Who lost the lease can change nothing any more.
+    At least once: a job that was enqueued is claimed until a worker acknowledges it, it has failed ``max_retries`` + 1
+    times, or it is cancelled. While its lease runs, no other worker can claim it; a worker that dies costs the job one
+    attempt, and after ``lease_ttl`` seconds another may claim it. A worker without the lease can change nothing.
 
     Jobs are claimed by priority, then in the order in which they became claimable. One place in five goes to jobs that
     are tried again, and one to the job that has waited longest, so that none waits for ever. Finished jobs are kept as
@@ -115,7 +115,7 @@ class JobQueue:
         """Add a job; its ID. Once this returns, the job is as durable as its store.
 
         ``payload`` is any JSON value. With an ID of one's own, a second call raises ``DuplicateJobError`` and adds
-        nothing, also after the job has finished. A larger ``priority`` is claimed sooner; nobody can claim it before
+        nothing, also after the job has finished. A larger ``priority`` is claimed sooner; no worker can claim it before
         ``delay`` seconds have passed. ``max_retries`` overrides the policy's. ``connection`` is an open connection to
         the database of a ``PostgresStore``: the job is part of that connection's transaction.
         """
@@ -174,7 +174,7 @@ class JobQueue:
             await self._dispatch.news(claimed, left)
 
     async def _claimed(self, count: int, worker: str, waits: bool) -> Claimed:
-        # A task of its own: torn off with the caller, the answer would be lost, and the jobs be leased to nobody.
+        # A task of its own: torn off with the caller, the answer would be lost, and no worker would run the jobs.
         asking = self._background.start(self._dispatch.claim(count, worker, waits=waits), "claim")
         try:
             await asyncio.wait([asking])
@@ -189,7 +189,7 @@ class JobQueue:
         try:
             await self.release(*(await asking).jobs)
         except (ConquietError, asyncio.CancelledError) as error:
-            _log.warning("queue %r: a claim that nobody waited for was not given back: %s", self._name, error)
+            _log.warning("queue %r: the jobs of a cancelled claim were not given back: %s", self._name, error)
 
     async def heartbeat(self, *jobs: Job) -> None:
         """Lease jobs for another ``lease_ttl`` seconds from now; ``StaleLeaseError`` for those that were lost."""
@@ -266,7 +266,7 @@ class JobQueue:
         return job
 
     async def counts(self) -> Mapping[JobState, int]:
-        """How many jobs are in each state. A job whose lease has run out is in flight until somebody claims."""
+        """How many jobs are in each state. A job whose lease has run out is in flight until the next claim."""
         return await self._store.counts(self._name)
 
     async def list_jobs(self, state: JobState, count: int = 100, cursor: str | None = None) -> JobPage:

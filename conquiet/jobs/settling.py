@@ -1,4 +1,4 @@
-"""What became of jobs, on its way to the store: at once, and together with whatever is ready at the same moment."""
+"""Writes the outcomes of jobs to the store: at once, and together with those that are ready at the same moment."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Settling:
         self._waiting.append(settlement)
 
     async def flush(self) -> None:
-        """Return once all is written, also if somebody has cancelled all tasks of the loop, as its end does."""
+        """Return once all is written, also if all tasks of the loop were cancelled, as ``asyncio.run`` does."""
         if self._waiting and self._writing is not None and self._writing.done():
             self._news.set()
             self.start()

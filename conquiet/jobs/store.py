@@ -116,7 +116,7 @@ class Expired:
 class Claimed:
     """What a claim got.
 
-    ``next_ms`` is in how many milliseconds more may be there without anybody's doing: a job falls due or a lease runs
+    ``next_ms`` is in how many milliseconds more may be there by the passing of time: a job falls due or a lease runs
     out; ``None`` if nothing waits for its time. ``mark`` is for :meth:`JobStore.news`.
     """
 
@@ -197,7 +197,7 @@ class JobStore(Protocol):
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement, or nothing of it: false where the job is not in flight by that claim.
 
-        The claim decides, not the time: a lease that has run out still counts while nobody else has the job.
+        The claim decides, not the time: a lease that has run out still counts while no other worker has the job.
         """
         ...
 
@@ -232,8 +232,8 @@ class JobStore(Protocol):
     async def news(self, queue: str, mark: str, seconds: float) -> None:
         """Return once something may be claimable that was not when ``mark`` was given, or after ``seconds``.
 
-        Of several that wait, and said so when they claimed, as few may be told as there are jobs: whoever is told is
-        to claim at once. May return for no reason. A job that only fell due by time is not news.
+        Of several that wait, and said so when they claimed, as few may be told as there are jobs: one that is told
+        has to claim at once. May return for no reason. A job that only fell due by time is not news.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Claims that the store may have done though nobody got its answer: what they have leased is given back."""
+"""Claims whose answer was lost: the jobs that the store may have leased by them are given back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Doubt:
 
 
 class Unanswered:
-    """Whoever claims does so within :meth:`asking`.
+    """Every claim is made within :meth:`asking`.
 
     What was leased by a claim that failed is looked for, by the claim's own ID, before the next one, and a second time
     as long after that as a heartbeat takes.
@@ -68,7 +68,7 @@ class Unanswered:
             raise
 
     def doubt(self, claim_ids: Iterable[str], asked: float) -> None:
-        """Nobody holds what these claims may have leased, the first of them asked for at local time ``asked``."""
+        """No worker holds what these claims may have leased; the first was asked for at local time ``asked``."""
         for id in claim_ids:
             self._doubts.keep(id, _Doubt(asked, -math.inf))
 

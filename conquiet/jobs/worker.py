@@ -315,7 +315,7 @@ class JobWorker:
         except Exception as error:
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 return None, ConfigError(f"the handler gave a generator, of which nothing has run: {result!r}")
-            # The work is done, and must not be done again for the sake of a value that nobody can read.
+            # The work is done, and must not be done again for the sake of a value that cannot be read.
             _log.error("queue %r, job %r: its result is not kept: %s", job.queue, job.id, error)
             return None, None
 

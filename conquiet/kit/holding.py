@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Hashable, Iterable
 from contextlib import contextmanager, suppress
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from conquiet.kit.clock import Clock
 from conquiet.kit.keepalive import Keepalive
@@ -38,7 +38,7 @@ class Holder(Generic[_L]):
         key: Callable[[_L], Hashable],
         renew: Callable[[list[_L]], Awaitable[Collection[_L]]],
         lost: Callable[[_L, str], None],
-        close: Callable[[], Awaitable[None]],
+        close: Callable[[], Coroutine[Any, Any, None]],
         ttl: float,
         clock: Clock,
         name: str,
@@ -72,7 +72,7 @@ class Holder(Generic[_L]):
         try:
             await self._keepalive.aclose()
         finally:  # also when there is no time left
-            await on_private_loop(self._part())
+            await on_private_loop(self._close())
 
     def __len__(self) -> int:
         return len(self._held)
@@ -146,7 +146,10 @@ class Holder(Generic[_L]):
 
     async def _beat(self) -> None:
         asked = self._clock.monotonic()
-        gone = await self._renew([lease for lease in list(self._held.values()) if not self._is_ending(lease)])
+        leases = self.leases
+        if self._ending:
+            leases = [lease for lease in leases if not self._is_ending(lease)]
+        gone = await self._renew(leases)
         self._answered_at = max(self._answered_at, asked)
         self.refused(gone)
 
@@ -163,9 +166,6 @@ class Holder(Generic[_L]):
         if self._held:
             _log.warning("%s: the event loop was closed: %d leases run out", self._name, len(self._held))
             self._held.clear()
-        await self._part()
-
-    async def _part(self) -> None:
         await self._close()
 
     # --- on the owner's loop ----------------------------------------------------------------------------------

@@ -10,168 +10,90 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import conquiet as core
-from conquiet import (
-    Address,
-    AlreadyClaimedError,
-    Attempt,
-    BacklogStats,
-    Backoff,
-    BytesCodec,
-    Codec,
-    ConfigError,
-    ConquietError,
-    ConsistentHashPartitioner,
-    DataLostError,
-    DbFactory,
-    DbTx,
-    DeadLetter,
-    DeadLetterPolicy,
-    DuplicateJobError,
-    EntryId,
-    GroupInfo,
-    GroupLostError,
-    GroupPartition,
-    HashPartitioner,
-    Health,
-    Job,
-    JobHealth,
-    JobPage,
-    JobRetention,
-    JobSpec,
-    JobState,
-    JobStateError,
-    JobStore,
-    JsonCodec,
-    Keep,
-    LeaseError,
-    LeaseLostError,
-    LegacyTopic,
-    MalformedMessageError,
-    MemberInfo,
-    Message,
-    Outgoing,
-    Partitioner,
-    PartitionInfo,
-    PayloadError,
-    PendingEntry,
-    PendingPage,
-    QueueConfig,
-    QueueError,
-    QueueMessage,
-    Reject,
-    Retention,
-    Retry,
-    RetryPolicy,
-    StaleLeaseError,
-    StreamAdded,
-    StreamDisowned,
-    StreamExpired,
-    StreamNotOwnedError,
-    StreamTerminated,
-    SubscribeOptions,
-    TopicDefaults,
-    TopicFullError,
-    TopicInfo,
-    TypedCodec,
-    UnknownJobError,
-    UnknownTopicError,
-)
+from conquiet import Address as Address
+from conquiet import AlreadyClaimedError as AlreadyClaimedError
+from conquiet import Attempt as Attempt
+from conquiet import BacklogStats as BacklogStats
+from conquiet import Backoff as Backoff
+from conquiet import BytesCodec as BytesCodec
+from conquiet import Codec as Codec
+from conquiet import ConfigError as ConfigError
+from conquiet import ConquietError as ConquietError
+from conquiet import ConsistentHashPartitioner as ConsistentHashPartitioner
+from conquiet import DataLostError as DataLostError
+from conquiet import DbFactory as DbFactory
+from conquiet import DbTx as DbTx
+from conquiet import DeadLetter as DeadLetter
+from conquiet import DeadLetterPolicy as DeadLetterPolicy
+from conquiet import DuplicateJobError as DuplicateJobError
+from conquiet import EntryId as EntryId
+from conquiet import GroupInfo as GroupInfo
+from conquiet import GroupLostError as GroupLostError
+from conquiet import GroupPartition as GroupPartition
+from conquiet import HashPartitioner as HashPartitioner
+from conquiet import Health as Health
+from conquiet import Job as Job
+from conquiet import JobHealth as JobHealth
+from conquiet import JobPage as JobPage
+from conquiet import JobRetention as JobRetention
+from conquiet import JobSpec as JobSpec
+from conquiet import JobState as JobState
+from conquiet import JobStateError as JobStateError
+from conquiet import JobStore as JobStore
+from conquiet import JsonCodec as JsonCodec
+from conquiet import Keep as Keep
+from conquiet import LeaseError as LeaseError
+from conquiet import LeaseLostError as LeaseLostError
+from conquiet import LegacyTopic as LegacyTopic
+from conquiet import MalformedMessageError as MalformedMessageError
+from conquiet import MemberInfo as MemberInfo
+from conquiet import Message as Message
+from conquiet import Outgoing as Outgoing
+from conquiet import Partitioner as Partitioner
+from conquiet import PartitionInfo as PartitionInfo
+from conquiet import PayloadError as PayloadError
+from conquiet import PendingEntry as PendingEntry
+from conquiet import PendingPage as PendingPage
+from conquiet import QueueConfig as QueueConfig
+from conquiet import QueueError as QueueError
+from conquiet import QueueMessage as QueueMessage
+from conquiet import Reject as Reject
+from conquiet import Retention as Retention
+from conquiet import Retry as Retry
+from conquiet import RetryPolicy as RetryPolicy
+from conquiet import StaleLeaseError as StaleLeaseError
+from conquiet import StreamAdded as StreamAdded
+from conquiet import StreamDisowned as StreamDisowned
+from conquiet import StreamExpired as StreamExpired
+from conquiet import StreamNotOwnedError as StreamNotOwnedError
+from conquiet import StreamTerminated as StreamTerminated
+from conquiet import SubscribeOptions as SubscribeOptions
+from conquiet import TopicDefaults as TopicDefaults
+from conquiet import TopicFullError as TopicFullError
+from conquiet import TopicInfo as TopicInfo
+from conquiet import TypedCodec as TypedCodec
+from conquiet import UnknownJobError as UnknownJobError
+from conquiet import UnknownTopicError as UnknownTopicError
+from conquiet import __all__ as __all__
 from conquiet.kit.options import takes
-from conquiet.sync._balance import StreamBalancer, StreamLease
+from conquiet.sync._balance import StreamBalancer as StreamBalancer
+from conquiet.sync._balance import StreamLease as StreamLease
 from conquiet.sync._bridge import Facade, Twin, blocking, passing
-from conquiet.sync._jobs import JobQueue, JobWorker, MemoryStore, PostgresStore, RedisStore
+from conquiet.sync._jobs import JobQueue as JobQueue
+from conquiet.sync._jobs import JobWorker as JobWorker
+from conquiet.sync._jobs import MemoryStore as MemoryStore
+from conquiet.sync._jobs import PostgresStore as PostgresStore
+from conquiet.sync._jobs import RedisStore as RedisStore
 from conquiet.sync._portal import call
-from conquiet.sync._queue import EmbeddedRedis, QueueConsumer, RedisStreamsQueue
+from conquiet.sync._queue import EmbeddedRedis as EmbeddedRedis
+from conquiet.sync._queue import QueueConsumer as QueueConsumer
+from conquiet.sync._queue import RedisStreamsQueue as RedisStreamsQueue
 from conquiet.sync._signals import StoppedBySignals
-from conquiet.sync._topics import Delivery, admin_of, consume, subscribe
+from conquiet.sync._topics import Delivery as Delivery
+from conquiet.sync._topics import admin_of, consume, subscribe
 from conquiet.topics.options import BrokerKeywords, BrokerOptions
 from conquiet.topics.server.topics import TopicLike
 from conquiet.wire.address import AddressLike
-
-# The same names as those of the core, on purpose.
-# pylint: disable=duplicate-code
-__all__ = [
-    "Address",
-    "Admin",
-    "AlreadyClaimedError",
-    "Attempt",
-    "BacklogStats",
-    "Backoff",
-    "Broker",
-    "BytesCodec",
-    "Codec",
-    "ConfigError",
-    "ConquietError",
-    "ConsistentHashPartitioner",
-    "DataLostError",
-    "DbFactory",
-    "DbTx",
-    "DeadLetter",
-    "DeadLetterPolicy",
-    "Delivery",
-    "DuplicateJobError",
-    "EmbeddedRedis",
-    "EntryId",
-    "GroupInfo",
-    "GroupLostError",
-    "GroupPartition",
-    "HashPartitioner",
-    "Health",
-    "Job",
-    "JobHealth",
-    "JobPage",
-    "JobQueue",
-    "JobRetention",
-    "JobSpec",
-    "JobState",
-    "JobStateError",
-    "JobStore",
-    "JobWorker",
-    "JsonCodec",
-    "Keep",
-    "LeaseError",
-    "LeaseLostError",
-    "LegacyTopic",
-    "MalformedMessageError",
-    "MemberInfo",
-    "MemoryStore",
-    "Message",
-    "Messages",
-    "Outgoing",
-    "PartitionInfo",
-    "Partitioner",
-    "PayloadError",
-    "PendingEntry",
-    "PendingPage",
-    "PostgresStore",
-    "QueueConfig",
-    "QueueConsumer",
-    "QueueError",
-    "QueueMessage",
-    "RedisStore",
-    "RedisStreamsQueue",
-    "Reject",
-    "Retention",
-    "Retry",
-    "RetryPolicy",
-    "StaleLeaseError",
-    "StreamAdded",
-    "StreamBalancer",
-    "StreamDisowned",
-    "StreamExpired",
-    "StreamLease",
-    "StreamNotOwnedError",
-    "StreamTerminated",
-    "SubscribeOptions",
-    "Subscription",
-    "TopicDefaults",
-    "TopicFullError",
-    "TopicInfo",
-    "TypedCodec",
-    "UnknownJobError",
-    "UnknownTopicError",
-]
-# pylint: enable=duplicate-code
 
 _C = TypeVar("_C", core.Subscription, core.Messages)
 

@@ -84,14 +84,6 @@ class Facade(Twin[CM]):
         call(self._core().__aexit__, kind, error, trace)
 
 
-class Bridge:
-    """A descriptor that stands for one method of the core; the parity test compares ``method``."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.method: Any = method
-        self.__doc__ = inspect.getdoc(method)
-
-
 class _Bound(partial[Any]):
     """A bridged method of one object, which looks like the core's own to whoever asks."""
 
@@ -113,11 +105,12 @@ class _Bound(partial[Any]):
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class blocking(Bridge, Generic[C, P, R]):
-    """A coroutine method, run to its result."""
+class Bridge(Generic[P, R]):
+    """A descriptor that stands for one method of the core; the parity test compares ``method``."""
 
-    def __init__(self, method: Callable[Concatenate[C, P], Awaitable[R]]) -> None:
-        super().__init__(method)
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method: Any = method
+        self.__doc__ = inspect.getdoc(method)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -129,25 +122,26 @@ class blocking(Bridge, Generic[C, P, R]):
         return self if instance is None else _Bound(self._run, instance)
 
     def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        # The core is looked up now and not when the method was bound: there may have been a fork in between.
+        """The outcome of the method; the core is looked up now, since there may have been a fork after binding."""
+        raise NotImplementedError
+
+
+class blocking(Bridge[P, R], Generic[C, P, R]):
+    """A coroutine method, run to its result."""
+
+    def __init__(self, method: Callable[Concatenate[C, P], Awaitable[R]]) -> None:
+        super().__init__(method)
+
+    def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         method: Callable[Concatenate[Any, P], Awaitable[R]] = self.method
         return call(method, instance._core(), *args, **kwargs)
 
 
-class passing(Bridge, Generic[C, P, R]):
+class passing(Bridge[P, R], Generic[C, P, R]):
     """A plain method of the core that is safe from any thread, run where it is called."""
 
     def __init__(self, method: Callable[Concatenate[C, P], R]) -> None:
         super().__init__(method)
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, instance: Twin[Any], owner: type) -> Callable[P, R]: ...
-
-    def __get__(self, instance: Twin[Any] | None, owner: type) -> Self | Callable[P, R]:
-        return self if instance is None else _Bound(self._run, instance)
 
     def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         method: Callable[Concatenate[Any, P], R] = self.method

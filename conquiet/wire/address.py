@@ -281,7 +281,7 @@ def _from_cluster(client: RedisCluster) -> Address:
 
 
 def _kept(settings: Mapping[str, Any], connection_class: type[AbstractConnection]) -> dict[str, Any]:
-    """Those of ``settings`` that make a connection what it is, and those that nobody knows, which it will refuse."""
+    """Those of ``settings`` that make a connection what it is, and unknown ones, which it will refuse."""
     taken, common = _takes(cast("Any", connection_class)), _takes(cast("Any", AbstractConnection))
     own = (taken - common - _WHERE) | (taken & _WANTED)
     clients = common | _WHERE | _takes(Redis) | _takes(ConnectionPool) | _takes(BlockingConnectionPool)

@@ -195,7 +195,7 @@ class Connections:
         await asyncio.wait([asking])
         if self._closed:
             raise RedisError(_CLOSED)
-        if asking.cancelled():  # but not whoever waits for it
+        if asking.cancelled():  # but not this caller
             return await self._discover(key)
         asking.result()
         return self._topology.locate(key)

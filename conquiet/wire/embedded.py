@@ -100,7 +100,7 @@ class EmbeddedRedis:
             try:
                 await self._start()
             except QueueError as error:
-                # Somebody may take a free port between our finding it and the server's binding it.
+                # Another process may take a free port between our finding it and the server's binding it.
                 if not tries_left or self._options.port is not None or _IN_USE not in str(error):
                     raise
             else:
@@ -352,7 +352,7 @@ class _Server:
 
 async def _first_answer(server: _Server) -> str:
     """Wait until the server answers, and return its version."""
-    # A short patience: on a port that somebody else has, nobody may answer, and our server has ended.
+    # A short time-out: on a port that another process has, there may be no answer, and our server has ended.
     link = Connections(Address.of(server.url).answering_within(1.0))
     last: QueueError | None = None
     try:

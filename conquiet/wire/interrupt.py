@@ -20,14 +20,14 @@ class Interrupt:
 
     @property
     def requested(self) -> bool:
-        """Whether somebody asked."""
+        """Whether it was requested."""
         return self._requested
 
     def request(self) -> None:
         """Ask. Returns at once; safe from any thread and from a signal handler; may be called again."""
         self._requested = True
         for loop, wake in tuple(self._wakers):
-            with suppress(RuntimeError):  # that loop has been closed, so nobody waits on it
+            with suppress(RuntimeError):  # that loop has been closed, and so have its waits
                 loop.call_soon_threadsafe(wake)
 
     async def ends(self, work: Callable[[], Awaitable[object]], within: float = 0.0) -> bool:

@@ -187,10 +187,10 @@ class JobKeys:
     news = _Key(
         "news", "STREAM of one entry: its ID changes when there is something to claim that no store was told of."
     )
-    idle = _Key("idle", "ZSET of the stores at which somebody waits for jobs, by the time until which they count.")
+    idle = _Key("idle", "ZSET of the stores at which a worker waits for jobs, by the time until which they count.")
     alarm = _Key("alarm", "The next moment at which something falls due, and the store that looks then; expires.")
-    ended = _Key("ended", "STREAM of the IDs of jobs that ended, as long as somebody waits for one.")
-    watched = _Key("watched", "Is there, for a while, if somebody waits for a job to end.")
+    ended = _Key("ended", "STREAM of the IDs of jobs that ended, as long as a caller waits for one.")
+    watched = _Key("watched", "Is there, for a while, if a caller waits for a job to end.")
 
     def __post_init__(self) -> None:
         name("queue", self.queue)

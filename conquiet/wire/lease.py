@@ -31,7 +31,7 @@ def renewal_timeout(ttl: float) -> float:
 class Lease:
     """A lease that was held when it was last heard of.
 
-    ``deadline`` is the local time until when nobody else can have taken it; ``lost`` is final. Both are written
+    ``deadline`` is the local time until when no other owner can have taken it; ``lost`` is final. Both are written
     by the heartbeat, on another thread, and only read elsewhere.
     """
 
@@ -48,7 +48,7 @@ class Lease:
         return cls(key, owner, epoch, ttl, asked + ttl * (1 - _MARGIN))
 
     def is_safe(self, now: float) -> bool:
-        """Whether nobody else can own it at local time ``now``."""
+        """Whether no other can own it at local time ``now``."""
         return now < self.deadline and not self.lost
 
     def renewal(self, offset_ms: int) -> Call:

@@ -34,9 +34,9 @@ _A_MOMENT: Final = 0.01
 class Line:
     """What a shared connection has on one loop of one process: of no use on another loop or after a fork.
 
-    A caller who finds the line free talks at once. Whoever comes meanwhile waits, and those who wait go out together
+    A caller that finds the line free talks at once. Calls that come meanwhile wait, and go out together
     in the next write, up to a number of bytes. An answer is overdue after so many seconds of *silence*: as long as
-    bytes go out or come in, however slowly, nobody is given up.
+    bytes go out or come in, however slowly, no call is given up.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Line:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether there is a connection, or somebody who wants one."""
+        """Whether there is a connection, or a caller that wants one."""
         return self._busy or self._connection is not None
 
     def call(self, commands: Sequence[bytes], size: int) -> Awaitable[list[Reply]]:
@@ -94,7 +94,7 @@ class Line:
     async def converse(
         self, commands: Sequence[bytes], size: int, timeout: float | None, hurry: Callable[[], None] | None = None
     ) -> list[Reply]:
-        """One write and its replies, for a caller who knows that nobody else is using the line.
+        """One write and its replies, for a caller that knows that no other uses the line.
 
         ``timeout`` is for the beginning of the answer. ``hurry`` makes the server answer a blocked command at once.
         With it, a cancelled call still takes its answer in before it ends: torn off, the connection would go on being
@@ -154,7 +154,7 @@ class Line:
             await connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
-        """Fail whoever still waits, and close the connection, also one that is just being made."""
+        """Fail all calls that wait, and close the connection, also one that is just being made."""
         self._closed = True
         try:
             await self._background.aclose()
@@ -218,7 +218,7 @@ class Line:
             while waiting:
                 waiting.popleft().fail(ConnectionError(CLOSED))
         while waiting and waiting[0].answered.done():
-            waiting.popleft()  # who has left needs nobody: at the end of a loop nothing would run any more
+            waiting.popleft()  # its caller has left: at the end of a loop nothing would run any more
         if waiting:
             serving = self._background.start(self._serve_waiting(), "lane")
             serving.add_done_callback(self._served)

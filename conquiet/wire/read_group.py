@@ -1,4 +1,4 @@
-"""Streams that one command can read, and all who wait for entries of them."""
+"""Streams that one command can read, and the callers that wait for entries of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LATE: Final = object()
 
 
 class _Caller:
-    """Who waits, for what, and the promise of an answer."""
+    """A caller that waits: for which streams, and the promise of an answer."""
 
     __slots__ = ("after", "answer", "count", "found")
 
@@ -75,7 +75,7 @@ class ReadGroup:
     """Streams that one command can read: all of a server, or those of one slot of a Cluster.
 
     ``_positions`` says from behind which entry the next read begins in each stream. A stream stays in it for a while
-    after its last reader left, until it has news that nobody waits for.
+    after its last reader left, until it has news without a reader.
     """
 
     def __init__(self, link: Connections, background: Background, turns_of: Callable[[str], Awaitable[Turns]]) -> None:
@@ -321,7 +321,7 @@ class ReadGroup:
 
 
 def _heed(asking: asyncio.Task[Reply]) -> None:
-    """Whoever asked may have left: then nobody wants to know what went wrong."""
+    """Retrieve the error, though the caller may have left."""
     if not asking.cancelled():
         asking.exception()
 

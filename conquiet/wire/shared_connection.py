@@ -69,14 +69,14 @@ class SharedConnection:
             await self._line.drop()
 
     async def aclose(self) -> None:
-        """Fail whoever still waits, and close the connection, also one that is just being made."""
+        """Fail all calls that wait, and close the connection, also one that is just being made."""
         self._closed = True
         line, self._line = self._line, None
         if line is None:
             return
         if line.forks != forks():
             leave_behind(line)  # closed here, it would be closed for the parent as well
-        elif not line.loop.is_closed():  # with that loop it has ended, and nobody waits any more
+        elif not line.loop.is_closed():  # with that loop it has ended, and so have its callers
             await line.aclose()
 
     def _here(self) -> Line:

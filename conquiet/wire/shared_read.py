@@ -1,4 +1,4 @@
-"""Reading many streams at the same time: one blocked ``XREAD`` a node for all who wait there."""
+"""Reading many streams at the same time: one blocked ``XREAD`` a node for all callers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SharedRead:
     A Cluster lets a command block on the streams of one slot only: there, at most 8 commands block at a node at the
     same time. With more slots than that they take turns of 0.4 seconds.
 
-    Nobody gets an entry of another caller's stream, or one twice: each says behind which entry it begins. A caller that
+    No caller gets an entry of another's stream, or one twice: each says behind which entry it begins. A caller that
     leaves costs no command. One that comes costs none either if its stream is listened to already; else the running
-    read is interrupted and begun anew, at most 20 times a second for all who come.
+    read is interrupted and begun anew, at most 20 times a second for all newcomers.
     """
 
     def __init__(self, link: Connections) -> None:
@@ -59,7 +59,7 @@ class SharedRead:
             self._link.refuse(stream, error)
 
     async def aclose(self) -> None:
-        """Read no more; who waits gets an error."""
+        """Read no more; callers that wait get an error."""
         groups, self._here = self._here, None
         if groups is not None and groups.forks != forks():
             leave_behind(groups)
@@ -84,7 +84,7 @@ class _Groups:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether somebody reads."""
+        """Whether a read is under way."""
         return any(group.is_running for group in self._groups.values())
 
     def of(self, stream: str) -> ReadGroup:

@@ -10,14 +10,14 @@ from conquiet.wire.interrupt import Interrupt
 __all__ = ["Turns"]
 
 _CROWDED: Final = 2.0
-"""Seconds for which turns stay short after somebody had to wait for one: it will come back."""
+"""Seconds for which turns stay short after a group had to wait for one: it will come back."""
 
 
 class Turns:
     """Lets at most ``limit`` commands block at a node, and the others wait in the order in which they came.
 
-    While nobody has to wait, a turn is long. A newcomer that finds no place interrupts the oldest long turn; from then
-    on turns are short, so that everybody has one soon.
+    While no group has to wait, a turn is long. A newcomer that finds no place interrupts the oldest long turn; from
+    then on turns are short, so that each group has one soon.
     """
 
     def __init__(self, limit: int) -> None:

@@ -86,7 +86,7 @@ class Watchdog:
         if loop.time() < self._deadline:
             self._timer = loop.call_at(self._deadline, self._look)
         elif self._missed != self._deadline:
-            # The loop may have been kept from turning while the answer came: let whoever waits for it go first.
+            # The loop may have been kept from turning while the answer came: let its reader go first.
             self._missed = self._deadline
             self._timer = loop.call_later(_ONCE_MORE, self._look)
         elif self._has_left():

@@ -124,7 +124,7 @@ class _Check:
                 yield f"{parameter} is annotated {twin}, and in the core {mine}"
 
 
-def _compare_bridge(core: Any, facade: Bridge) -> Iterator[str]:
+def _compare_bridge(core: Any, facade: Bridge[..., Any]) -> Iterator[str]:
     if facade.method is not core:
         yield "bridges another function than the core's"
     if not inspect.isfunction(core):

@@ -20,7 +20,7 @@ _MOST: Final = 500
 _MOST_BYTES: Final = 1 << 20
 
 _BACKOFF: Final = Backoff(base=0.02, cap=0.5)
-"""How long to wait before an ID is tried again that somebody else holds."""
+"""How long to wait before an ID is tried again that another transaction holds."""
 
 
 class HeldError(Exception):
@@ -60,8 +60,8 @@ class _Batch:
 class Gathering:
     """Adds what comes in the same turn of the loop to one queue by one call.
 
-    Each caller is told of its own job: an ID that is taken fails the job that has it, and none of the others. Whoever
-    comes alone waits for nobody.
+    Each caller is told of its own job: an ID that is taken fails the job that has it, and none of the others. A caller
+    that comes alone does not wait for others.
     """
 
     def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[None]]) -> None:
@@ -106,7 +106,7 @@ class Gathering:
             return
         if self._loop is not asyncio.get_running_loop():
             self._loop, self._background = asyncio.get_running_loop(), Background()
-        # A task of its own, so that a caller who is cancelled takes nobody else along.
+        # A task of its own, so that the cancellation of one caller does not cancel the others.
         sending = self._background.start(self._send(queue, places), "jobs-add")
         # Cancelled before its first step, it never came to tell them.
         sending.add_done_callback(lambda task: _abandon(places) if task.cancelled() else None)
@@ -129,7 +129,7 @@ class Gathering:
             except DuplicateJobError as error:
                 _refuse(queue, places, error)
             except HeldError:
-                if len(places) > 1:  # whoever's ID it is, the others do not wait for that
+                if len(places) > 1:  # only the caller of that ID has to wait
                     for place in places:
                         self._start(queue, [place])
                     return

@@ -1,4 +1,4 @@
-"""Waiting for what happens to a queue in Redis: all who wait at a store, for whatever queue, share one connection."""
+"""Waiting for what happens to a queue in Redis: all waiters of a store share one connection."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PART: Final = Script.named("jobs_part")
 NOW: Final = "now"
 """The mark of a claim after which there may be more at once."""
 _SLICE: Final = 10.0
-"""How long one read lasts; after one in which nobody waited, nothing is read any more."""
+"""How long one read lasts; after a read without waiters, the watch ends."""
 _REQUEST: Final = 60.0
 """How long the queue goes on telling which jobs end after it was asked to."""
 _REPEAT: Final = 20.0
 _PAGE: Final = 1000
 """Far less than the stream of ended jobs holds: a page that is not full was the last, and nothing was missed."""
 _SOON: Final = 0.1
-"""Seconds in which whoever was told of jobs should ask for them, and who has asked in vain should wait."""
+"""Seconds in which a worker that was told of jobs should claim, and a worker that claimed in vain should wait."""
 _MOMENT: Final = 0.2
 """Seconds for which leaving waits until the server knows of it."""
 
@@ -42,7 +42,7 @@ _Position: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One who waits: for the end of a job, or for news after ``marks``, which has a position in each stream."""
+    """A caller that waits for the end of a job, or for news after ``marks``, which has a position in each stream."""
 
     marks: Mapping[str, _Position] = field(default_factory=dict[str, _Position])
     event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,13 +55,13 @@ class Waiter:
 
 
 class Watch:
-    """Listens to one queue as long as anybody waits, and a little longer.
+    """Listens to one queue as long as a caller waits, and a little longer.
 
     Reading the streams changes nothing on the server. The position in each is kept here, and every waiter says from
     where on it wants to know, so that nothing falls between two reads.
 
-    The server tells one store of a job, and the watch one who waits there. Whoever was told, or has left, is to claim
-    soon: else another is told in its place, here or, if nobody else waits here, elsewhere.
+    The server tells one store of a job, and the watch tells one waiter of that store. A waiter that was told, or has
+    left, is to claim soon: else another is told in its place, of this store or, if it has none, of another.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it listens no more, or is about to: somebody may have cancelled all tasks."""
+        """Whether it listens no more, or is about to end: all tasks of the loop may have been cancelled."""
         reading = self._reading
         return self._closed or (reading is not None and (reading.done() or reading.cancelling() > 0))
 
@@ -144,24 +144,24 @@ class Watch:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for news here, or has claimed and is about to."""
+        """Whether a caller waits for news here, or has claimed and is about to wait."""
         return bool(self._listeners) or (self._owed is not None and not self._is_missing)
 
     def owe(self, *, is_missing: bool = False) -> None:
-        """Somebody is known as waiting and is to wait soon; or was told or has left, and is missing until it claims."""
+        """A caller counts as waiting and will wait soon; or it was told or has left, and is missing until it claims."""
         self._is_missing |= is_missing
         if self._owed is None and not self._closed:
             self._owed = self.loop.call_later(_SOON, self._pay)
 
     def settle(self) -> None:
-        """Somebody claims or waits."""
+        """A caller claims or waits."""
         self._is_missing = False
         if self._owed is not None:
             self._owed.cancel()
             self._owed = None
 
     async def aclose(self) -> None:
-        """Stop, and fail whoever still waits; others are told of what nobody here will claim."""
+        """Stop, and fail all waiters; another store is told of the jobs that no waiter here will claim."""
         is_idle = self._owed is not None or bool(self._listeners)
         self._gone(self)
         self._fail(self._closing())
@@ -174,7 +174,7 @@ class Watch:
         await self._background.aclose()
 
     def _pay(self) -> None:
-        """Tell another of what somebody was told of: it has not claimed, and may have left."""
+        """Tell another waiter of a job: the one that was told has not claimed, and may have left."""
         self._owed, is_missing = None, self._is_missing
         if self._listeners and is_missing:
             self._told(1)
@@ -246,7 +246,7 @@ class Watch:
             self._over()
 
     def _over(self, _: object = None) -> None:
-        """Nobody reads any more, or ever did: the task may have been cancelled before its first step."""
+        """The reading task has ended, perhaps before its first step."""
         self._gone(self)
         self._closed = True
         self._fail(self._closing())
@@ -255,7 +255,7 @@ class Watch:
         return QueueError(f"queue {self._keys.queue!r} is not watched any more: its connection was closed")
 
     def _after(self) -> dict[str, str]:
-        """From where on to read each stream; that of ended jobs only from when on somebody has waited for one."""
+        """From where on to read each stream; that of ended jobs only after a caller has waited for one."""
         after = {stream: f"{milliseconds}-{count}" for stream, (milliseconds, count) in self._heard.items()}
         return after if self._ended is None else after | {self._keys.ended: self._ended}
 
@@ -272,7 +272,7 @@ class Watch:
                 continue
             self._ended = last
             if len(entries) == _PAGE:
-                # More may have gone by than the stream holds: let everybody look.
+                # More may have gone by than the stream holds: let all waiters look.
                 _wake(waiter for waiting in self._ends.values() for waiter in waiting)
                 continue
             for _, fields in entries:

@@ -274,7 +274,7 @@ class MemoryStore:
             await self._clock.wait(waiter[1], seconds)
         finally:
             with self._lock:
-                if waiter in mine.waiting:  # nobody has told it, and nobody needs to any more
+                if waiter in mine.waiting:  # it was not woken, and need not be any more
                     mine.waiting.remove(waiter)
 
     async def finished(self, queue: str, id: str, seconds: float | None) -> Job | None:

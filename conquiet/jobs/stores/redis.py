@@ -106,7 +106,7 @@ class RedisStore(SharesHeartbeats):
         self._has_looked = True
 
     async def aclose(self) -> None:
-        """Close all connections; whoever still waits for something gets a ``QueueError``.
+        """Close all connections; calls that still wait get a ``QueueError``.
 
         A call that is cancelled closes them all the same. Takes a second at most.
         """

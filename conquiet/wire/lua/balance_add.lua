@@ -7,7 +7,7 @@
 local input, owners = unpack(KEYS)
 local name, value = unpack(ARGV)
 local id, epoch, owner = state_of(owners, name)
--- One whose entry somebody removed would never be given to anybody.
+-- One whose entry was removed would never get an owner.
 if id and (owner ~= '' or redis.call('XRANGE', input, id, id)[1]) then return {id, 0} end
 id = redis.call('XADD', input, '*', FIELD, value)
 redis.call('HSET', owners, name, id .. '|' .. (epoch or '0') .. '|')

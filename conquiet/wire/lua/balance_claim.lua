@@ -1,9 +1,9 @@
--- Takes one stream over, unless somebody has it. If that is the caller, without knowing, it has it in a new epoch.
+-- Takes one stream over, unless a consumer has it. If that is the caller, without knowing, it has it in a new epoch.
 -- KEYS   input, owners, leases, epochs
 -- ARGV   group, owner, ttl ms, offset ms, mutex (the beginning of its keys), name, epoch in which the caller knows that
 --        it has it ('' if it does not)
 -- RETURNS {'OK', entry, epoch, entry ID} | {'HELD', owner} | {'UNKNOWN'}
--- MEMORY keeps: somebody else has what was there
+-- MEMORY keeps: another consumer has what was there
 --#include clock
 --#include balance_state
 --#include full_memory

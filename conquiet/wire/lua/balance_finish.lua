@@ -1,7 +1,7 @@
 -- A stream is done with: it is forgotten, as is its entry.
 -- KEYS   input, owners, leases, positions
 -- ARGV   group, owner, epoch, mutex (the beginning of its keys), name, entry ID
--- RETURNS 1 done | 0 somebody else has it, or nobody | -1 there is no such entry any more
+-- RETURNS 1 done | 0 another consumer has it, or none | -1 there is no such entry any more
 -- MEMORY frees: the stream and its entry are forgotten
 --#include balance_state
 --#include full_memory

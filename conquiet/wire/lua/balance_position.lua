@@ -1,7 +1,7 @@
 -- Moves the place up to which a stream was read, if the caller still owns the stream.
 -- KEYS   owners, positions
 -- ARGV   owner, epoch, name, ID up to which all is done
--- RETURNS 1 moved | 0 somebody else has the stream, or nobody
+-- RETURNS 1 moved | 0 another consumer has the stream, or none
 -- MEMORY keeps: what was read need not be read again
 --#include balance_state
 --#include full_memory

@@ -1,4 +1,4 @@
--- Looks at pending entries that nobody keeps a lease for, which another kind of client may have left: streams become
+-- Looks at pending entries without a lease, which another kind of client may have left: streams become
 -- claimable, the rest is set aside. Names of consumers that are gone, and have nothing pending, are forgotten.
 -- KEYS   input, owners, leases, members
 -- ARGV   group, ttl ms, bad, ID to begin after or '-', how many to look at

@@ -2,7 +2,7 @@
 -- KEYS   owners, leases, members, rooms
 -- ARGV   owner, leaving ('1': the consumer goes too), news, mutex (the beginning of its keys), then name and epoch of
 --        each
--- RETURNS one number a stream: 1 released | 0 somebody else has it, or nobody
+-- RETURNS one number a stream: 1 released | 0 another consumer has it, or none
 -- MEMORY keeps: others can go on with it
 --#include balance_state
 --#include full_memory

@@ -20,7 +20,7 @@ for _, gone in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', before, 'LIMI
   redis.call('ZREM', members, gone)
   redis.call('HDEL', rooms, gone)
 end
--- So that they are there when the slot moves, also if nobody has committed or released anything. No stream has an
+-- So that they are there when the slot moves, also if nothing was committed or released. No stream has an
 -- empty name.
 redis.pcall('HSETNX', positions, '', '')
 if redis.pcall('EXISTS', news) == 0 then redis.pcall('XADD', news, 'MAXLEN', 1, '*', 'begun', owner) end

@@ -1,10 +1,10 @@
--- Fragment: who has a stream. A HASH from stream name to entry ID, epoch and owner; the owner is empty while nobody has
+-- Fragment: who has a stream. A HASH from stream name to entry ID, epoch and owner; the owner is empty while no consumer has
 -- it. A ZSET of all that were ever given out and are unfinished, by deadline in ms; released ones have the deadline 0.
 -- Beside it, for people and for the expiry hint, one STRING a stream that ends with the lease.
 --
 -- A Cluster runs a script whose slot moves only if all of KEYS are there. So what may not be there is no key but an
 -- argument: the STRINGs above, the stream of news, and what was set aside. Nothing is decided by them, and whatever
--- goes wrong with them is nobody's trouble.
+-- goes wrong with them does no harm.
 
 local FIELD = 'lbs-input' -- the one field of an entry that counts
 
@@ -50,13 +50,13 @@ local function give(owners, leases, epochs, mutex, name, id, owner, ttl, now)
   return epoch
 end
 
--- Whether somebody has it at this time.
+-- Whether a consumer has it at this time.
 local function is_held(leases, name, owner, now)
   local deadline = redis.call('ZSCORE', leases, name)
   return owner ~= '' and deadline and tonumber(deadline) > now
 end
 
--- Whether the caller has it, whatever the clock says: nobody has taken it since.
+-- Whether the caller has it, whatever the clock says: no other has taken it since.
 local function has(owners, name, owner, epoch)
   local _, current, holder = state_of(owners, name)
   return holder == owner and current == epoch

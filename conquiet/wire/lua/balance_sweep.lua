@@ -5,7 +5,7 @@
 -- RETURNS {taken as {name, entry, epoch, entry ID, owner before}, late as {name, entry, epoch, owner},
 --          ms by which the oldest is late or -1, ms until the next is late or -1, how many stay late, 1 if there are
 --          more to look at}
--- MEMORY keeps: what nobody cares for gets an owner who can finish it
+-- MEMORY keeps: a stream without an owner gets one that can finish it
 --#include clock
 --#include balance_state
 --#include full_memory
@@ -36,7 +36,7 @@ for at = 1, #rows, 2 do
   local id, epoch, before = state_of(owners, name)
   local entry = id and redis.call('XRANGE', input, id, id)[1]
   if not entry then
-    -- Somebody removed its entry: there is nothing left to own.
+    -- Its entry was removed: there is nothing left to own.
     redis.call('ZREM', leases, name)
     redis.call('HDEL', owners, name)
     redis.call('HDEL', positions, name)

@@ -1,4 +1,4 @@
--- Takes streams that nobody has had yet, as many as the caller's share allows, and sets aside what is none.
+-- Takes streams that no consumer has had yet, as many as the caller's share allows, and sets aside what is none.
 -- KEYS   input, owners, leases, epochs, members
 -- ARGV   group, owner, ttl ms, offset ms, mutex (the beginning of its keys), bad, how many to look at, most, how many it
 --        has, hungry ('1': its share does not matter)
@@ -24,7 +24,7 @@ end
 go_on_when_full(owners)
 local taken, aside, merged, bytes = {}, 0, 0, 0
 for _ = 1, math.min(room, tonumber(look)) do
-  -- One by one: what was read has to be dealt with, and nobody knows before how long it is.
+  -- One by one: what was read has to be dealt with, and its length is not known before.
   local reply = bytes <= MOST_BYTES
     and redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', 1, 'STREAMS', input, '>')
   if not reply then break end
@@ -37,7 +37,7 @@ for _ = 1, math.min(room, tonumber(look)) do
   else
     local known, _, holder = state_of(owners, name)
     if known and known ~= id then
-      forget_entry(input, group, id) -- somebody handed it in twice, past the check
+      forget_entry(input, group, id) -- it was handed in twice, past the check
       merged = merged + 1
     elseif known and is_held(leases, name, holder, now) then
       redis.call('XCLAIM', input, group, holder, 0, id, 'JUSTID') -- claimed before it was ever delivered

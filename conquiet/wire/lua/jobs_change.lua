@@ -77,7 +77,7 @@ local function earliest()
 end
 
 -- Tells as many of those who found nothing to claim as there are jobs that will be ready when all is written, or one if
--- something falls due before anybody was going to look. If nobody is known to wait, all are told of what is ready where
+-- something falls due before a store was going to look. If no store is known to wait, all are told of what is ready where
 -- nothing was.
 local function tell(now)
   local count, is_sooner = #now_ready / 2, soonest < math.huge and soonest < math.min(earliest())

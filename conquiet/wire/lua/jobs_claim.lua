@@ -219,8 +219,8 @@ elseif has_room and not is_shared and part(name) and due_at < math.huge then
 end
 local next_at = math.min(due_at, lapse_at)
 local next_ms = next_at < math.huge and math.max(0, next_at - now) or -1
--- Whoever takes all it can and leaves some passes the word on: it may have been the only one that was told. Of what fell due
--- or ran out just now nobody was told.
+-- A store that takes all it can and leaves some tells another: it may have been the only one that was told. Of what fell due
+-- or ran out just now no store was told.
 if left > 0 then passes = moved > 0 and left or is_full and 1 or passes end
 if passes > 0 and wake(now, passes) == 0 and moved > 0 and left > 0 then tell_all() end
 return {now_text, base, next_ms, mark, expired, broken, claimed}

@@ -1,4 +1,4 @@
--- Forgets that somebody waits for jobs, and tells another if there is something to claim or a moment to look at.
+-- Forgets that a store waits for jobs, and tells another if there is something to claim or a moment to look at.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, name of the store
 -- RETURNS how many others were told

@@ -57,7 +57,7 @@ end
 -- None if there is but one priority: they are those in front.
 local function longest_waiting(most, is_taken)
   local found, after = {}, {}
-  -- A line that an older version filled, and to which nobody has come since.
+  -- A line that an older version filled, and that no claim has looked at since.
   if redis.call('EXISTS', waits) == 0 then explore('+') end
   for _ = 1, 200 + 2 * most do
     local top = redis.call('ZRANGE', waits, 0, 1, 'WITHSCORES')

@@ -1,10 +1,10 @@
 -- Fragment: who waits for jobs, and how some of them are told. Needs the fragment jobs_keys.
--- The key `idle` has the name of each store at which somebody waits, by the moment until which it counts. A store listens to
--- a stream of its own, whose key is that of `news`, a colon and the name; an entry there says for how many jobs it is. Whoever
--- is told is not idle until it has looked. The key `alarm` has the next moment at which something falls due, and the one of
--- the idle that looks then.
+-- The key `idle` has the name of each store at which a worker waits, by the moment until which it counts. A store listens to
+-- a stream of its own, whose key is that of `news`, a colon and the name; an entry there says for how many jobs it is. A
+-- store that is told is not idle until it has looked. The key `alarm` has the next moment at which something falls due,
+-- and which of the idle stores looks then.
 
--- The moment of the alarm, and who looks then; nil if nobody does.
+-- The moment of the alarm, and the store that looks then; nil if there is none.
 local function alarm_set()
   local at, keeper = string.match(redis.call('GET', alarm) or '', '^(%d+) (.*)$')
   return tonumber(at), keeper
@@ -40,7 +40,7 @@ local function last_of(stream)
   return last and last[1] or '0-0'
 end
 
--- A store at which somebody will wait, for longer than it waits without a look.
+-- A store at which a worker will wait, for longer than it waits without a look.
 local function stay(now, name)
   redis.call('ZREMRANGEBYSCORE', idle, '-inf', now)
   redis.call('ZADD', idle, now + 10000, name)
@@ -56,7 +56,7 @@ local function is_to_look(now, name, next_at)
   return true
 end
 
--- A store at which nobody waits any longer; whether somebody else has to look at a moment instead.
+-- A store at which no worker waits any longer; whether another has to look at a moment instead.
 local function part(name)
   redis.call('ZREM', idle, name)
   local _, keeper = alarm_set()

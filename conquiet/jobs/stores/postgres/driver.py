@@ -49,7 +49,7 @@ CROSSED: Final = (errors.UniqueViolation, errors.SerializationFailure, errors.De
 """A key is taken; a job of that key was just removed; two add the same keys in different orders. Nothing was done."""
 
 HELD: Final = errors.LockNotAvailable
-"""Somebody else has what is wanted, and was waited for long enough. Nothing was done."""
+"""Another transaction holds the lock, and the wait for it has ended. Nothing was done."""
 
 HARMLESS: Final = (
     DataError,
@@ -105,8 +105,8 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
     async def opened(cls, dsn: str) -> Connection:
         """A connection that commits each statement; none if the call is cancelled meanwhile.
 
-        The driver leaves one that was not finished to the garbage collector, and whoever keeps the cancelled task, or
-        its error, keeps the server's process for it as well. In a task of its own it ends with that task, to which
+        The driver leaves one that was not finished to the garbage collector, and a reference to the cancelled task, or
+        to its error, keeps the server's process for it as well. In a task of its own it ends with that task, to which
         nothing here may refer then.
         """
         connecting, ended = Background().start(cls.connect(dsn, autocommit=True), "connect"), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What others did, as PostgreSQL tells it: one connection that listens for all who wait."""
+"""Notices from PostgreSQL: one connection listens for all waiters of a process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _State:
                 event.set()
 
     def wake(self, queue: str, count: int | None) -> int:
-        """Wake so many who wait for jobs of a queue, or all; how many."""
+        """Wake so many waiters of a queue, or all; how many it has woken."""
         waiting = [event for event in self.waiters.get((queue,), ()) if not event.is_set()][:count]
         for event in waiting:
             event.set()
@@ -120,7 +120,7 @@ class Listener:
         return PATIENCE if self._mine.is_listening else _DEAF
 
     def mark(self, queue: str) -> str:
-        """Where the news of ``queue`` stand; empty while nobody listens."""
+        """How far the notices of ``queue`` have been heard; empty while no connection listens."""
         mine = self._mine
         is_listening = mine.is_listening and mine.forks == forks()
         return f"{self._connections}.{mine.news[queue]}" if is_listening else ""
@@ -133,7 +133,7 @@ class Listener:
                 await self._clock.wait(event, min(seconds, self.patience))
 
     def claims(self, queue: str) -> bool:
-        """Somebody claims; whether the other listeners are to hear of what it takes."""
+        """A worker claims; whether the other listeners are to hear which jobs it takes."""
         mine = self._mine
         return mine.forks == forks() and mine.turns.claims(queue)
 
@@ -150,7 +150,7 @@ class Listener:
                 del mine.waiters[topic]
 
     async def start(self, seconds: float) -> None:
-        """Make sure that somebody listens, or has failed to once, or wait ``seconds`` for it."""
+        """Return when the connection listens or its first attempt has failed, after ``seconds`` at the latest."""
         mine = self._here()
         if mine.task is None or mine.task.done():
             mine.tried.clear()

@@ -44,7 +44,7 @@ class Looks:
         return self._last if now < self._until else None
 
     def left(self, now: float) -> float:
-        """In how many seconds somebody should look from the beginning."""
+        """In how many seconds a claim should look from the beginning."""
         return max(0.0, self._until - now)
 
     def looked(self, now: float, took_ms: float, jobs: int) -> None:

@@ -15,7 +15,7 @@ __all__ = ["check", "migrate", "script"]
 
 
 async def migrate(pool: Pool) -> int:
-    """Apply what is missing, in one transaction, while nobody else does; the version after it."""
+    """Apply the missing steps in one transaction, one process at a time; the version after it."""
     what = f"migrating schema {pool.schema!r}"
     connection = await pool.connect(what)
     try:

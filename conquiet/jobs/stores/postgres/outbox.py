@@ -93,7 +93,7 @@ async def _run_async(connection: AsyncConnection[Any], steps: Adding) -> list[st
 
 
 async def _run_beside(connection: Connection[Any], steps: Adding) -> list[str]:
-    """In a thread, for whoever waits; cancelled, it ends when the thread has left the connection, or after a second.
+    """Run it in a thread; cancelled, it ends when the thread has left the connection, or after a second.
 
     The caller is about to roll back, and what came after that would be part of the next transaction.
     """
@@ -109,7 +109,7 @@ async def _run_beside(connection: Connection[Any], steps: Adding) -> list[str]:
 
 
 async def _called_off(connection: Connection[Any], working: asyncio.Task[list[str]]) -> None:
-    working.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it any more
+    working.add_done_callback(lambda done: done.cancelled() or done.exception())  # its outcome is not needed any more
     with anyio.move_on_after(driver.GOODBYE):
         while not working.done():  # the thread may have been about to begin a statement
             with suppress(*driver.FAILURES):

@@ -66,7 +66,7 @@ class Pool:
         """The rows of each call, one after the other; each is a transaction of its own. ``what`` is for error texts.
 
         So no lock is ever held while the server waits for this process: it may be stopped between two calls, and
-        whoever needs the same rows would wait as long as it stands still.
+        other processes that need the same rows would wait as long as it stands still.
         """
         async with self._borrowed(what) as connection:
             return [await self._rows(connection, call) for call in calls]

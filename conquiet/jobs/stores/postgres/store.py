@@ -129,7 +129,7 @@ class PostgresStore(SharesHeartbeats):
         return await self._migrating.migrate(self._pool)
 
     def sql(self, since: int = 0) -> str:
-        """What :meth:`migrate` does to a database of version ``since``, for whoever applies it by hand."""
+        """What :meth:`migrate` does to a database of version ``since``, to be applied by hand."""
         return self._migrating.script(self._pool.statements, rules.integer("since", since, least=0))
 
     # --- the life of a job ------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class PostgresStore(SharesHeartbeats):
             taken = await self._taken(queue, ids)
             if taken:
                 return taken
-            # Whoever was in the way is gone. Nothing was added, that is certain: so this repeats nothing.
+            # The other transaction is gone. Nothing was added, that is certain: so this repeats nothing.
 
     async def _added_in(
         self, connection: object, queue: str, values: tuple[object, ...], ids: Sequence[str]

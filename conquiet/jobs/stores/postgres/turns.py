@@ -1,8 +1,8 @@
-"""Which of those who hear of a job look for it, and when: a notice reaches all, and one look is enough.
+"""Which listener looks for a new job, and when: a notice reaches all listeners, and one look is enough.
 
 The notice of a few jobs names them. Each process that listens has a place among the others, and the first job's ID says
-whose turn it is: that process looks at once, the next a few milliseconds later, and so on. Who takes the jobs tells the
-others, and those whose turn has not come look no more.
+whose turn it is: that process looks at once, the next a few milliseconds later, and so on. The process that takes the
+jobs tells the others, and those whose turn has not come do not look.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Turns:
     """What one process has heard of, and when it is to look."""
 
     wake: Callable[[str, int | None], int]
-    """Wakes so many who wait for jobs of a queue, or all; how many it has woken."""
+    """Wakes so many waiters of a queue, or all; how many it has woken."""
     place: int = 0
     listeners: int = 1
     _heard: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """Jobs of each queue of which nobody has told that they are taken."""
+    """Jobs of each queue that are not known to be taken."""
     _claims: Counter[str] = field(default_factory=Counter[str])
     _woken: Counter[str] = field(default_factory=Counter[str])
 
     def stand(self, mine: int, all_of_them: Iterable[int]) -> None:
-        """Take a place among those who listen, by the numbers of their connections."""
+        """Take a place among the listeners, by the numbers of their connections."""
         others = sorted({*all_of_them, mine})
         self.place, self.listeners = others.index(mine), len(others)
 
@@ -58,7 +58,7 @@ class Turns:
             self._heard[queue].difference_update(ids)
 
     def claims(self, queue: str) -> bool:
-        """Somebody here claims; whether others may be about to look for the same jobs."""
+        """A worker of this process claims; whether other processes may be about to look for the same jobs."""
         self._claims[queue] += 1
         is_woken = self._woken[queue] > 0
         if is_woken:

@@ -1,5 +1,5 @@
 -- Lease jobs to a worker, of those that stand after a place in line: for a while after a claim that was dear.
--- One row a job. Nothing runs out or falls due by it, and nobody has a share: that is left to the next claim.
+-- One row a job. Nothing runs out or falls due by it, and no job has a share: that is left to the next claim.
 -- $1 queue, $2 offset_ms, $3 worker, $4 ttl_ms, $5 count, $6 the claim's own ID, $7 how many bytes of payloads at most, but
 -- for the last of them, $8 priority, negated, $9 ready_ms and $10 number of the place
 WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),

@@ -1,3 +1,3 @@
--- Wait until nobody else migrates this schema; ends with the transaction.
+-- Wait until no other process migrates this schema; ends with the transaction.
 -- $1 schema
 SELECT pg_advisory_xact_lock(hashtextextended('conquiet.migrate.' || $1, 0))
