@@ -337,7 +337,7 @@ class _Reader:
         self.is_waiting = False
         self.is_flushing = False
         self.has_lingered = False
-        self.turn = 0
+        self.turn = -1
         self.poll_at = self.heard_at = 0.0
 
     def wake(self) -> None:

@@ -18,7 +18,7 @@ from conquiet.kit.chunks import by_number
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire import streams
-from conquiet.wire.scripts import Script
+from conquiet.wire.scripts import Script, run_everywhere
 from conquiet.wire.streams import pack
 
 __all__ = ["Stand", "extend_groups", "found_group", "look_at_groups", "on_every_partition"]
@@ -32,6 +32,7 @@ _NEVER: Final = "0-0"
 
 _LOOK: Final = Script.named("partition_look")
 _EXTEND: Final = Script.named("group_extend")
+_MISSING: Final = Script.named("group_missing")
 
 
 async def on_every_partition(registry: Registry, topic: Topic, work: Callable[[range], Awaitable[None]]) -> Topic:
@@ -59,21 +60,29 @@ async def found_group(site: Site, registry: Registry, topic: Topic, group: str, 
     key, first = site.keys.groups(topic.name), topic.stream(site.keys, 0)
     if not await site.link.call(key, pack("SISMEMBER", key, group)):
         await site.link.call(key, pack("SADD", key, group))
-    [groups] = await site.link.call_many(first, (streams.xinfo_groups(first),))
-    is_new = isinstance(groups, Exception) or streams.group_named(groups, group) is None
-    place = start if is_new else _NEVER
+    place = start
 
     async def put(partitions: range) -> None:
         nonlocal place
-        names = [topic.stream(site.keys, index) for index in partitions]
+        names = await _without(site, [topic.stream(site.keys, index) for index in partitions], group)
+        if partitions.start == 0 and (first not in names or await _is_there(site, first, group)):  # it is not new
+            place = _NEVER
         failures = await asyncio.gather(*(_create(site, name, group, place) for name in names[1:]))
-        failures.append(await _create(site, names[0], group, place))
-        if None not in failures:
+        failures += [await _create(site, name, group, place) for name in names[:1]]
+        if len(failures) == len(partitions) and None not in failures:
             site.link.refuse(names[0], next(failure for failure in failures if failure is not None))
         # What is added from here on has nothing that is older than the group.
         place = _NEVER if place == "$" else place
 
     return await on_every_partition(registry, topic, put)
+
+
+async def _without(site: Site, names: Sequence[str], group: str) -> list[str]:
+    """Those of the streams that do not have the group, as far as can be told, asked in one write a node."""
+    parts = list(by_number(names, 1 if site.link.address.kind == "cluster" else _PAGE))
+    replies = await run_everywhere(site.link, [(part[0], _MISSING(part, group)) for part in parts])
+    found = [range(1, _PAGE + 1) if isinstance(reply, Exception) else reply for reply in replies]
+    return [name for part, some in zip(parts, found, strict=True) for at, name in enumerate(part, 1) if at in some]
 
 
 async def _create(site: Site, stream: str, group: str, start: str) -> Exception | None:
