@@ -45,7 +45,7 @@ BACKGROUND: Final = {"CLIENT", "GET generation", "XREAD", "XLEN dead", "take not
 
 JOINING: Final = (
     *("topic_look", "SISMEMBER registry", "SCARD partitions", "topic_look", "SISMEMBER groups", "SADD groups"),
-    "XINFO stream",
+    *("group_missing", "XINFO stream"),
     *("XGROUP stream", "member_beat", "topic_look", "member_beat", "leases_look", "partition_acquire", "takeover"),
 )
 LIVING: Final = ("take new", "ack")

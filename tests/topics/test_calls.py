@@ -61,6 +61,7 @@ async def test_a_call_sends_what_is_listed_and_nothing_else(scene: Scene, path: 
 
 
 NOT_ON_A_PATH: Final[dict[str, str]] = {
+    "group_finished": "changes nothing, and members of a topic that has grown ask again at their next look",
     "group_retract": "sent only if somebody begins to consume, past the library, in the middle of an adoption",
 }
 """Scripts of the room whose answers no test here loses, and why."""

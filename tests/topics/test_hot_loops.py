@@ -11,6 +11,7 @@ import pytest
 from conquiet import Broker, Message, Outgoing, Retry, SubscribeOptions
 from conquiet.kit.clock import Clock
 from conquiet.wire.keys import Keys
+from conquiet.wire.scripts import Script
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import eventually
@@ -75,11 +76,14 @@ async def test_a_group_that_was_deleted_once_is_not_looked_at_all_the_time(
 
     async def handle(message: Message) -> None: ...
 
+    def looks() -> int:
+        return proxy.count(Script.named("leases_look").sha.encode())
+
     async with broker.subscribe("orders", group="g", handler=handle, options=patient(lease_ttl=300.0)):
         await ask(url, "DEL", keys.generation("orders", "g"))
-        before = proxy.count(b"HMGET\r\n")
-        await eventually(lambda: proxy.count(b"HMGET\r\n") > before, "it is noticed")
-        await stays_below(3, lambda: proxy.count(b"HMGET\r\n") - before, "looks at the leases")
+        before = looks()
+        await eventually(lambda: looks() > before, "it is noticed")
+        await stays_below(3, lambda: looks() - before, "looks at the leases")
 
 
 async def test_a_retry_that_is_due_while_paused_is_not_looked_at_all_the_time(

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import Broker, Message
+from conquiet import Broker, Message, Subscription
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.rigs.asking import ask, blocked
 from tests.rigs.proxy import Proxy
+from tests.rigs.sizing import IS_FULL
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, impatient, stays_below
 
@@ -110,3 +111,60 @@ async def test_connections_do_not_grow_with_the_topics_of_a_subscription(
         clock.advance(TTL * 0.34)
         await eventually(lambda: proxy.count(RENEW.sha.encode()) >= len(topics), "every lease is renewed")
         assert proxy.open_connections <= 5
+
+
+async def reads(url: str) -> int:
+    """How often the server has read from its clients so far: what is written together is mostly read together."""
+    return int((await ask(url, "INFO", "stats"))["total_reads_processed"])
+
+
+async def test_an_idle_consumer_of_many_topics_costs_no_more_than_one_of_few(
+    broker: Broker, proxy: Scales, url: str
+) -> None:
+    topics = [f"topic-{number}" for number in range(200)]
+    for topic in topics:
+        await broker.create_topic(topic)
+    async with broker.subscribe(topics, group="g", handler=handle, options=quiet()):
+        await blocked(url)
+        await eventually(lambda: proxy.count(Script.named("takeover").sha.encode()) >= len(topics), "all are looked at")
+        proxy.received.clear()
+        await stays_below(30, lambda: len(proxy.received), "commands")
+        assert proxy.open_connections <= 3
+
+
+async def test_all_leases_are_renewed_in_a_few_writes(url: str, keys: Keys, clock: ManualClock) -> None:
+    topics = [f"topic-{number}" for number in range(10)]
+    async with Broker(url, namespace=keys.namespace, clock=clock) as broker:
+        for topic in topics:
+            await broker.create_topic(topic, partitions=10)
+        async with broker.subscribe(topics, group="g", handler=handle, options=quiet()) as consumer:
+            leases = consumer._membership.leases
+            await leases.beat()  # so that the server knows the scripts
+            before = await reads(url)
+            await leases.beat()
+            assert len(leases) == 100
+            assert await reads(url) - before <= 30
+
+
+async def test_consumers_that_start_together_cost_the_server_a_few_commands_each(
+    broker: Broker, proxy: Scales, keys: Keys
+) -> None:
+    members, partitions = (64, 256) if IS_FULL else (16, 64)
+    await broker.create_topic("orders", partitions=partitions)
+    async with AsyncExitStack() as stack:
+
+        async def start() -> Subscription:
+            mine = await stack.enter_async_context(Broker(proxy.url, namespace=keys.namespace))
+            subscription = mine.subscribe("orders", group="g", handler=handle, options=quiet())
+            return await stack.enter_async_context(subscription)
+
+        consumers = [await start()]
+        proxy.received.clear()
+        consumers += await asyncio.gather(*(start() for _ in range(members - 1)))
+
+        def is_shared() -> bool:
+            owned = [consumer.owned["orders"] for consumer in consumers]
+            return sorted(sum(owned, ())) == list(range(partitions)) and max(map(len, owned)) == partitions // members
+
+        await eventually(is_shared, "all partitions are shared")
+        assert len(proxy.received) <= 60 * members + 12 * partitions

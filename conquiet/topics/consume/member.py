@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -267,10 +266,10 @@ class Member:
                 self.look_again()
 
     def _pause(self, topic: Topic, next_look: float) -> float:
-        pause = min(next_look, self._options.lease_ttl / 3, _AT_LIMIT if self._limits else math.inf)
-        if topic.next_count is not None:
-            pause = min(pause, topic.switch_at - HOLD - self._site.clock.monotonic())
-        return max(pause, _LEAST)
+        hold = topic.switch_at - HOLD - self._site.clock.monotonic()
+        if topic.next_count is not None and hold > 0:
+            next_look = min(next_look, hold)
+        return max(min(next_look, _AT_LIMIT) if self._limits else next_look, _LEAST)
 
     async def _heed_growth(self, topic: Topic, resets: Sequence[object]) -> Collection[int]:
         """Read no further than the order of keys allows; the partitions that must not be taken yet."""

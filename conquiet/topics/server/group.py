@@ -22,7 +22,7 @@ from conquiet.kit.entry_ids import BEGINNING, moment
 from conquiet.topics.server.instance import Site
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.groups import create_group, is_group_there
-from conquiet.wire.scripts import Script
+from conquiet.wire.scripts import Script, run_everywhere
 
 __all__ = [
     "GroupLook",
@@ -57,6 +57,7 @@ _LOOK: Final = Script.named("partition_look")
 _GROUP: Final = Script.named("group_look")
 _MEMBERS: Final = Script.named("members_look")
 _CALL: Final = Script.named("members_call")
+_MISSING: Final = Script.named("group_missing")
 _COUNT: Final = Script.named("count_after")
 _EXTEND: Final = Script.named("group_extend")
 
@@ -226,20 +227,29 @@ async def found_group(site: Site, registry: Registry, topic: Topic, group: str, 
     The first partition comes last: as long as the group is not there it is new, also to a consumer that does the same.
     """
     await site.enlist(site.keys.groups(topic.name), group)
-    is_there = await is_group_there(site.link, topic.stream(site.keys, 0), group)
-    place = BEGINNING if is_there else start
+    first, place = topic.stream(site.keys, 0), start
 
     async def put(partitions: range) -> None:
         nonlocal place
-        names = [topic.stream(site.keys, index) for index in partitions]
+        names = await _without(site, [topic.stream(site.keys, index) for index in partitions], group)
+        if partitions.start == 0 and (first not in names or await is_group_there(site.link, first, group)):
+            place = BEGINNING  # it is not new
         failures = await asyncio.gather(*(_create(site, name, group, place) for name in names[1:]))
-        failures.append(await _create(site, names[0], group, place))
-        if None not in failures:
+        failures += [await _create(site, name, group, place) for name in names[:1]]
+        if len(failures) == len(partitions) and None not in failures:
             site.link.refuse(names[0], next(failure for failure in failures if failure is not None))
         # What is added from here on has nothing that is older than the group.
         place = BEGINNING if place == "$" else place
 
     return await on_every_partition(registry, topic, put)
+
+
+async def _without(site: Site, names: Sequence[str], group: str) -> list[str]:
+    """Those of the streams that do not have the group, as far as can be told, asked in one write a node."""
+    parts = list(by_number(names, 1 if site.link.address.kind == "cluster" else _PAGE))
+    replies = await run_everywhere(site.link, [(part[0], _MISSING(part, group)) for part in parts])
+    found = [range(1, _PAGE + 1) if isinstance(reply, Exception) else reply for reply in replies]
+    return [name for part, some in zip(parts, found, strict=True) for at, name in enumerate(part, 1) if at in some]
 
 
 async def _create(site: Site, stream: str, group: str, start: str) -> Exception | None:

@@ -52,14 +52,14 @@ class Members:
         pin = {"modulo": options.partition_modulo, "remainder": options.partition_remainder}
         self._about = codec.encode({"most": options.max_partitions, **pin, "ttl_ms": self._ttl_ms})
 
-    def beat(self, topic: str) -> tuple[str, Call]:
+    def beat(self, topic: str, how: str = "alone") -> tuple[str, Call]:
         """The call that makes or keeps it a member, with its first key."""
         keys = self._keys(topic)
-        return keys[0], _BEAT(keys, self._me, self._about, self._ttl_ms, self._site.clock.offset_ms)
+        return keys[0], _BEAT(keys, self._me, self._about, self._ttl_ms, self._site.clock.offset_ms, how)
 
     async def renew(self, topic: str) -> Gathering:
         """Become or stay a member, and see the others."""
-        now, generation, *rest = await self._site.run(*self.beat(topic))
+        now, generation, *rest = await self._site.run(*self.beat(topic, "together"))
         members = {name.decode(): codec.decode(about) for name, about in zip(rest[::2], rest[1::2], strict=True)}
         return Gathering(int(now), generation, members)
 
