@@ -28,7 +28,7 @@ class Node:
         self.news = News(site, lines, self.event.set)
         self.retrying = Retrying(lines, site.clock)
         self.has_lingered = False
-        self.turn = 0
+        self.turn = -1
         self._site = site
         self._seen: tuple[str, Endpoint] = ("", home)
         """A partition, and the node where it was last."""
