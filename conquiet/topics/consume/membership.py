@@ -82,7 +82,9 @@ class Membership:
             self._lines.warn(f"group {self._who.group!r}: cannot leave", error)
 
     async def aclose(self) -> None:
-        """Hold nothing more."""
+        """Hold nothing more: what was not released runs out."""
+        for held in self.leases.leases:
+            self.leases.drop(held)
         await asyncio.gather(self._background.aclose(), self.leases.aclose())
 
     # --- what happens in the group ----------------------------------------------------------------------------
