@@ -19,10 +19,12 @@ import psutil
 import pytest
 
 from conquiet import (
+    Broker,
     Job,
     JobQueue,
     JobStore,
     JobWorker,
+    Message,
     PostgresStore,
     QueueConfig,
     QueueConsumer,
@@ -30,6 +32,7 @@ from conquiet import (
     RedisStore,
     RedisStreamsQueue,
     StreamBalancer,
+    SubscribeOptions,
 )
 from conquiet.jobs.stores.postgres import driver
 from conquiet.kit.lifecycle import MOMENT
@@ -189,6 +192,35 @@ async def test_a_postgresql_store_is_closed_in_time_under_calls(
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["one consumer", "all of a broker"])
+async def test_consumers_of_topics_leave_in_time(redis: Place, way: str) -> None:
+    """With a handler that does not end, one that has ended but cannot be told, and nothing to do."""
+    ready, stuck = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        await (stuck if message.payload == 1 else ready).wait()
+
+    options = SubscribeOptions(lease_ttl=0.9, drain_timeout=DRAIN, handle_signals=False)
+    broker = Broker.connect(redis.url)
+    await broker.create_topic("orders", partitions=2)
+    consumers = [broker.subscribe("orders", group=f"g{n}", handler=handle, options=options) for n in range(4)]
+    for consumer in consumers:
+        await consumer.__aenter__()
+    for payload in (1, 2):
+        await broker.send("orders", payload)
+    await eventually(lambda: all(consumer.inflight == 2 for consumer in consumers), "both are at work")
+    await redis.fails()
+    ready.set()
+    if way == "one consumer":
+        with at_most(DRAIN + MOMENT, "the consumer's leaving"):
+            await asyncio.wait_for(consumers[0].aclose(), LONG)
+    with at_most(DRAIN + MOMENT, "the broker's leaving"):
+        await asyncio.wait_for(broker.aclose(), LONG)
 
 
 # --- balance ---------------------------------------------------------------------------------------------------------

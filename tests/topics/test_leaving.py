@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 
@@ -159,3 +160,24 @@ async def test_leaving_is_bounded_while_the_server_is_frozen(url: str, keys: Key
         async with asyncio.timeout(LONG):
             await leaving
         assert is_over[0], "it still waits after fifteen drain times"
+
+
+async def test_what_a_thread_still_works_on_is_not_given_away(url: str, keys: Keys, broker: Broker) -> None:
+    """It cannot be cancelled: nobody else may begin with it before its lease has run out."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        inside.set()
+        go_on.wait(LONG)
+
+    await broker.create_topic("plain", partitions=2)
+    await broker.send("plain", 1, partition=0)
+    options = impatient(drain_timeout=0.1, lease_ttl=LONG)
+    try:
+        async with broker.subscribe("plain", group="g", handler=handle, options=options) as subscription:
+            await asyncio.to_thread(inside.wait, LONG)
+        found = await broker.admin.describe_group("plain", "g")
+        assert (found.members, found.unowned) == ((), (1,))
+        assert subscription.owned == {"plain": ()}
+    finally:
+        go_on.set()

@@ -36,23 +36,18 @@ class Crew(Protocol):
 
     def add(self, acquired: Acquired) -> None:
         """Begin with a partition."""
-        ...
 
     async def drain(self, stream: str) -> None:
         """Finish what is being handled of a partition and begin nothing more; its lease may still be lost."""
-        ...
 
     def keep(self, stream: str) -> None:
         """Go on with a partition as before: its drain, which was begun, is called off."""
-        ...
 
     def limit(self, stream: str, id: str | None) -> None:
         """Take new entries of a partition up to ``id`` only, or all."""
-        ...
 
     def drop(self, stream: str) -> None:
         """Forget a partition whose lease is lost or released."""
-        ...
 
 
 class Member:
@@ -93,7 +88,7 @@ class Member:
         self._since = 0
         """The server's time at which it joined, in milliseconds."""
         self._look_at = 0.0
-        self._is_established = False
+        self._is_established = self._is_over = self._is_told = False
         self.is_idle = False
         """Whether it has joined, and is not rebalancing."""
 
@@ -147,8 +142,8 @@ class Member:
         self.look_again()
 
     def look_again(self) -> None:
-        """Rebalance soon."""
-        self._look_at = 0.0
+        """Rebalance soon, and once more if that is under way."""
+        self._look_at, self._is_told = 0.0, True
         self._changed.set()
 
     async def regroup(self, acquired: Acquired) -> None:
@@ -173,6 +168,10 @@ class Member:
         """Give all partitions up, but those of the streams in ``busy``: their leases run out."""
         await self.release([held for held in self._held().values() if held.stream not in busy])
 
+    def close(self) -> None:
+        """Own nothing more."""
+        self._is_over = True
+
     # --- who owns what ------------------------------------------------------------------------------------
 
     def is_restless(self, generation: bytes) -> bool:
@@ -181,6 +180,7 @@ class Member:
 
     async def rebalance(self) -> None:
         """Look at the group: hand over what is others', and take what is free."""
+        self._look_at, self._is_told = 0.0, False  # if it fails, it is tried again
         topic = await self._current_topic()
         gathering = await self._calls.renew(topic.name)
         self._generation = gathering.generation
@@ -203,7 +203,7 @@ class Member:
             self._metrics.owned(len(now_held))
         is_settled = all(index in now_held and index in wanted for index in asked)
         pause = self._pause(topic, owners.next_look) if is_settled else _SOON
-        self._look_at = self._site.clock.monotonic() + pause
+        self._look_at = 0.0 if self._is_told else self._site.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
         """The topic as it is; made again as it was if the server forgot everything."""
@@ -241,7 +241,11 @@ class Member:
         return topic
 
     async def _acquire(self, topic: Topic, indexes: Sequence[int]) -> None:
-        for one in await self._leases.acquire(topic, indexes, self._known, self._since, self._limits):
+        taken = await self._leases.acquire(topic, indexes, self._known, self._since, self._limits)
+        if self._is_over:  # the answer came so late that it was not waited for
+            await self.release(taken)
+            return
+        for one in taken:
             self._known.add(one.index)
             self._crew.add(one)
 

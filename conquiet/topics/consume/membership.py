@@ -82,7 +82,11 @@ class Membership:
             self._lines.warn(f"group {self._who.group!r}: cannot leave", error)
 
     async def aclose(self) -> None:
-        """Hold nothing more."""
+        """Hold nothing more: what was not released runs out."""
+        for held in self.leases.leases:
+            self.leases.drop(held)
+        for member in self.members.values():
+            member.close()
         await asyncio.gather(self._background.aclose(), self.leases.aclose())
 
     # --- what happens in the group ----------------------------------------------------------------------------
@@ -91,30 +95,34 @@ class Membership:
         while True:
             await self._who.site.clock.wait(self._changed, _GLANCE)
             self._changed.clear()
-            idle = [member for member in self.members.values() if member.is_idle]
-            try:
-                generations = await self._calls.generations([member.topic.name for member in idle])
-            except QueueError as error:
-                await self._looking.failed(f"group {self._who.group!r}: cannot look", error, self._changed)
-                continue
-            self._looking.succeeded()
-            for member, generation in zip(idle, generations, strict=True):
-                if member.is_restless(generation):
-                    member.is_idle = False
-                    self._background.start(self._rebalance(member), "rebalance")
+            await self._heeding("all topics", self._glance)
+
+    async def _glance(self) -> None:
+        """Ask for all topics together whether something changed; each that did is looked at beside the others."""
+        idle = [member for member in self.members.values() if member.is_idle]
+        generations = await self._calls.generations([member.topic.name for member in idle])
+        self._looking.succeeded()
+        for member, generation in zip(idle, generations, strict=True):
+            if member.is_restless(generation):
+                member.is_idle = False
+                self._background.start(self._rebalance(member), "rebalance")
 
     async def _rebalance(self, member: Member) -> None:
         try:
-            await member.rebalance()
+            await self._heeding(f"topic {member.topic.name!r}", member.rebalance)
+        finally:
+            member.is_idle = True
+
+    async def _heeding(self, where: str, look: Callable[[], Awaitable[None]]) -> None:
+        """Look once. A server that does not answer is waited for; anything else ends the consumer."""
+        try:
+            await look()
         except GroupLostError as error:
             self._failed(error)
         except QueueError as error:
-            member.look_again()
-            await self._looking.failed(f"group {self._who.group!r} of topic {member.topic.name!r}: cannot look", error)
+            await self._looking.failed(f"group {self._who.group!r} of {where}: cannot look", error)
         except Exception as error:
             self._failed(error)
-        finally:
-            member.is_idle = True
 
     def lose(self, stream: str, lease: Lease) -> None:
         """A call was refused since this lease is another consumer's: forget it, and look again."""
