@@ -16,7 +16,7 @@ from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.keys import JobKeys
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script, run
-from conquiet.wire.streams import pack
+from conquiet.wire.streams import pack, position
 
 __all__ = ["NOW", "Waiter", "Watch"]
 
@@ -101,7 +101,7 @@ class Watch:
         if mark == NOW:
             return None
         to_all, _, to_this = mark.partition("/")
-        waiter = Waiter({self._keys.news: _position(to_all), self._own: _position(to_this)})
+        waiter = Waiter({self._keys.news: position(to_all), self._own: position(to_this)})
         self._used = time.monotonic()
         for stream, begin in waiter.marks.items():
             if self._heard.get(stream, begin) > begin:
@@ -194,7 +194,7 @@ class Watch:
     async def _last(self, stream: str) -> _Position:
         """The last news that the server knows of."""
         reply = await self._link.call(stream, pack("XREVRANGE", stream, "+", "-", "COUNT", 1))
-        return _position(reply[0][0].decode()) if reply else (0, 0)
+        return position(reply[0][0].decode()) if reply else (0, 0)
 
     async def _ask(self) -> None:
         """Make sure that the queue tells which jobs end; once for all who come at the same time."""
@@ -215,7 +215,7 @@ class Watch:
         asked = time.monotonic()
         words = round(_REQUEST * 1000)
         heard, ended = await run(self._link, self._keys.news, _WATCH(self._keys.all(), words))
-        self._heard.setdefault(self._keys.news, _position(heard.decode()))
+        self._heard.setdefault(self._keys.news, position(heard.decode()))
         if self._ended is None:
             self._ended = ended.decode()
             self._interrupt.request()
@@ -262,7 +262,7 @@ class Watch:
         for name, entries in reply or ():
             stream, last = name.decode(), entries[-1][0].decode()
             if stream != self._keys.ended:
-                self._heard[stream] = _position(last)
+                self._heard[stream] = position(last)
             if stream == self._keys.news:
                 _wake(waiter for waiter in self._listeners if waiter.marks[stream] < self._heard[stream])
                 continue
@@ -287,9 +287,3 @@ class Watch:
 def _wake(waiters: Iterable[Waiter]) -> None:
     for waiter in waiters:
         waiter.event.set()
-
-
-def _position(id: str) -> _Position:
-    """An entry's ID as numbers, which compare as the entries do."""
-    milliseconds, _, count = id.partition("-")
-    return int(milliseconds or 0), int(count or 0)
