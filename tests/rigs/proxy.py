@@ -97,8 +97,8 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._server is not None
-        # When the server closes, asyncio leaves the transport of a connection open that it has just accepted: so first it
-        # accepts no more, and then those that it has accepted come to their conversations.
+        # When the server closes, asyncio leaves the transport of a connection open that it has just accepted: so first
+        # it accepts no more, and then those that it has accepted come to their conversations.
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
         for _ in range(_TURNS):
