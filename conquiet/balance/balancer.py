@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self, Unpack
 
 from conquiet.balance.consumer import Consumer
@@ -20,6 +19,7 @@ from conquiet.errors import ConfigError, StreamNotOwnedError
 from conquiet.kit import rules
 from conquiet.kit.ids import incarnation
 from conquiet.kit.lifecycle import Life
+from conquiet.kit.opened import Opened
 from conquiet.kit.options import takes
 from conquiet.kit.service import MOMENT, to_its_end
 from conquiet.wire.address import Address, AddressLike
@@ -32,7 +32,7 @@ _log = logging.getLogger("conquiet.balance")
 _LONGEST_NAME: Final = 1024
 
 
-class StreamBalancer:
+class StreamBalancer(Opened):
     """Hands whole streams of a service to its consumers, of which this is one.
 
     Every unfinished stream has exactly one owner that is alive, if there is one with room for it. An owner that
@@ -94,15 +94,6 @@ class StreamBalancer:
         except BaseException:
             await self.aclose()
             raise
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def stop(self) -> None:
         """Let ``events`` and ``run`` end; returns at once, safe from any thread and from signal handlers."""

@@ -12,7 +12,7 @@ from conquiet.balance.event_buffer import EventBuffer
 from conquiet.balance.events import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
 from conquiet.balance.holding import LATE, Streams
 from conquiet.balance.lease import StreamLease
-from conquiet.balance.ledger import Given, Late, Ledger, Renewed, Swept, Taken
+from conquiet.balance.ledger import Given, Late, Ledger, Renewed, Swept
 from conquiet.balance.options import BalanceOptions
 from conquiet.balance.running import Runner
 from conquiet.balance.strays import Strays
@@ -40,7 +40,7 @@ class Consumer:
         self.streams = Streams(
             ledger, options.progress_timeout, self._lost, self._beaten, self._offer, self.lines, lease
         )
-        self.strays = Strays(ledger, self, self._look)
+        self.strays = Strays(ledger, self, lambda: self._watch.hurry())
         self._watch = Watch(ledger, self, self.strays, options.sweep, self.lines)
         self.event_buffer = EventBuffer(options.event_buffer, self.owns, self._watch.freed)
         self.metrics = balance_metrics(options.service, options.name)
@@ -214,10 +214,6 @@ class Consumer:
         if not self.takes_over:
             self.event_buffer.put(StreamExpired(late.stream, late.info, late.epoch, late.owner.partition("#")[0]))
 
-    def read(self, taken: Taken) -> None:
-        """Count what was found in the input."""
-        self.set_aside(taken.set_aside)
-
     def set_aside(self, count: int) -> None:
         """Count what was no stream."""
         if count:
@@ -238,9 +234,6 @@ class Consumer:
         lease = self.streams.take(given, asked)
         self.metrics.owned(len(self.streams))
         return lease
-
-    def _look(self) -> None:
-        self._watch.hurry()
 
     def _epoch(self, stream: str) -> int | None:
         """In which it knows to own a stream, if it does."""

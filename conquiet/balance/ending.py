@@ -8,6 +8,7 @@ from typing import Final
 
 from conquiet.balance.lease import StreamLease
 from conquiet.errors import StreamNotOwnedError
+from conquiet.kit.recent import Recent
 from conquiet.metrics import LeaseEnd
 
 __all__ = ["Ends"]
@@ -19,7 +20,7 @@ class Ends:
     """Remembers them, so that they can be asked for again: that the stream is gone by then is no failure."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[StreamLease, LeaseEnd]] = {}
+        self._asked: Recent[str, tuple[StreamLease, LeaseEnd]] = Recent(_MOST)
 
     def get(self, stream: str) -> StreamLease | None:
         """The lease of this stream whose end was not answered, if there is one."""
@@ -45,9 +46,6 @@ class Ends:
             self.forget(lease)
             raise
         except BaseException:
-            self._asked.pop(lease.stream, None)
-            self._asked[lease.stream] = (lease, how)
-            if len(self._asked) > _MOST:
-                del self._asked[next(iter(self._asked))]
+            self._asked.keep(lease.stream, (lease, how))
             raise
         self.forget(lease)

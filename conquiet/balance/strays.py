@@ -6,34 +6,19 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from conquiet.balance.ledger import Given, Ledger
 from conquiet.errors import AlreadyClaimedError, ConfigError
+
+if TYPE_CHECKING:
+    from conquiet.balance.consumer import Consumer
 
 __all__ = ["Strays"]
 
 _LOOKS: Final = 2
 """A question whose connection broke may reach the server after the next one: a second look follows."""
 _FIRST: Final = "-"
-
-
-class Keeper(Protocol):
-    """Owns streams."""
-
-    @property
-    def room(self) -> int:
-        """How many more streams it can own now."""
-        ...
-
-    @property
-    def known(self) -> Collection[str]:
-        """The IDs of the entries of all streams that it knows to own."""
-        ...
-
-    def found(self, given: Given, asked: float) -> None:
-        """It owns a stream that was asked for at local time ``asked``."""
-        ...
 
 
 class Strays:
@@ -45,7 +30,7 @@ class Strays:
     epoch; or given back, if its caller was told of a failure.
     """
 
-    def __init__(self, ledger: Ledger, keeper: Keeper, hurry: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, keeper: Consumer, hurry: Callable[[], None]) -> None:
         self._ledger = ledger
         self._keeper = keeper
         self._hurry = hurry

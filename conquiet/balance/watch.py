@@ -6,15 +6,18 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from conquiet.balance.ledger import Given, Late, Ledger, Swept, Taken
+from conquiet.balance.ledger import Late, Ledger, Swept, Taken
 from conquiet.balance.strays import Strays
 from conquiet.errors import QueueError
 from conquiet.kit.retrying import Lines, Retrying
 from conquiet.wire.groups import is_group_lost
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.streams import streams_of
+
+if TYPE_CHECKING:
+    from conquiet.balance.consumer import Consumer
 
 __all__ = ["Watch"]
 
@@ -25,49 +28,6 @@ _COURTESY: Final = 1.0
 """Seconds for which a consumer leaves to others what is more than its share."""
 
 
-class Finder(Protocol):
-    """Wants streams, and is told of them."""
-
-    @property
-    def room(self) -> int:
-        """How many more streams it can own now."""
-        ...
-
-    @property
-    def held(self) -> int:
-        """How many it owns."""
-        ...
-
-    @property
-    def takes_over(self) -> bool:
-        """Whether it takes what others have left without being asked."""
-        ...
-
-    def owns(self, stream: str, epoch: int) -> bool:
-        """Whether it owns a stream in this epoch, as far as it knows."""
-        ...
-
-    def found(self, given: Given, asked: float) -> None:
-        """It owns a stream that was asked for at local time ``asked``."""
-        ...
-
-    def missing(self, late: Late) -> None:
-        """A stream has no owner."""
-        ...
-
-    def read(self, taken: Taken) -> None:
-        """New streams were looked for."""
-        ...
-
-    def set_aside(self, count: int) -> None:
-        """So many entries were no streams."""
-        ...
-
-    def swept(self, swept: Swept) -> None:
-        """Lost streams were looked for, all that there are."""
-        ...
-
-
 class Watch:
     """Two loops: one reads the input, one looks for leases that have run out by the server's time.
 
@@ -75,7 +35,7 @@ class Watch:
     them at once; an expiry notification may, and nothing depends on it.
     """
 
-    def __init__(self, ledger: Ledger, finder: Finder, strays: Strays, interval: float, lines: Lines) -> None:
+    def __init__(self, ledger: Ledger, finder: Consumer, strays: Strays, interval: float, lines: Lines) -> None:
         self._lines = lines
         self._ledger = ledger
         self._finder = finder
@@ -128,7 +88,7 @@ class Watch:
             asked = ledger.clock.monotonic()
             hungry = self._deferred_at is not None and asked >= self._deferred_at + _COURTESY
             taken = await self._group_made(lambda: ledger.take(finder.room, finder.held, hungry=hungry))
-            finder.read(taken)
+            finder.set_aside(taken.set_aside)
             for given in taken.given:
                 finder.found(given, asked)
         self._last_id = taken.last_id

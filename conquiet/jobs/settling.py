@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from conquiet.errors import ConfigError
 from conquiet.jobs.dispatch import Dispatch
@@ -30,12 +30,8 @@ _NOTHING: Final = Settlement("", 0, "release")
 """Of a job that is not there: a store that takes outcomes says so, and changes nothing."""
 
 _Lease: TypeAlias = tuple[str, int]
-
-
-class Written(Protocol):
-    """Told of settlements that the store has answered for, and whether each was applied."""
-
-    def __call__(self, outcomes: Sequence[tuple[Settlement, bool]]) -> None: ...
+Written: TypeAlias = Callable[[Sequence[tuple[Settlement, bool]]], None]
+"""Told of settlements that the store has answered for, and whether each was applied."""
 
 
 class Settling:

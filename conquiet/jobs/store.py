@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from conquiet.errors import ConfigError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
@@ -24,6 +25,7 @@ __all__ = [
     "Keep",
     "Lease",
     "Wanted",
+    "numbered",
 ]
 
 MOST_CLAIMED: Final = 1000
@@ -132,6 +134,16 @@ class JobPage:
 
     jobs: Sequence[Job]
     cursor: str | None
+
+
+def numbered(cursor: str | None) -> int:
+    """The number that a page's cursor is, in stores where it is one; 0 is the beginning."""
+    if cursor is None:
+        return 0
+    try:
+        return int(cursor)
+    except (TypeError, ValueError):
+        raise ConfigError(f"cursor must be one that a page gave, not {cursor!r}") from None
 
 
 class JobStore(Protocol):

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, PayloadError, QueueError
 from conquiet.kit import codec, rules
 from conquiet.kit.chunks import chunks
 from conquiet.kit.loopthread import forks
+from conquiet.kit.opened import Opened
 from conquiet.kit.options import instance
 from conquiet.message import DATA, QueueMessage
 from conquiet.metrics import queue_metrics
@@ -34,7 +34,7 @@ _UNSENT: Final = object()
 _LARGEST: Final = 512 << 20  # Redis' own limit for one value
 
 
-class RedisStreamsQueue:
+class RedisStreamsQueue(Opened):
     """Redis Streams as they are: at-least-once delivery, explicit acknowledgment, every failure raised.
 
     No loop, no retry, no buffer, no background work. A message that was read stays pending until it is
@@ -88,11 +88,6 @@ class RedisStreamsQueue:
             await self.aclose()
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def enqueue(self, payload: Mapping[str, Any]) -> str:
         """Append ``payload``; the entry's ID, once Redis has it.

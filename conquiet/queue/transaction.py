@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import anyio
 
+from conquiet.kit.handlers import is_async
 from conquiet.kit.service import to_its_end
 from conquiet.message import QueueMessage
 
@@ -62,7 +63,7 @@ class Transactions(Generic[_Tx]):
         self._handler = handler
         self._begin = factory.begin
         self._thread: ThreadPoolExecutor | None = None
-        if not (_is_async(handler) or _is_async(factory.begin)):
+        if not (is_async(handler) or is_async(factory.begin)):
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="conquiet-transaction")
 
     def __enter__(self) -> Self:
@@ -156,9 +157,3 @@ def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return function(), None
     except BaseException as error:
         return None, error
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004
-    )

@@ -21,14 +21,14 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
 
 from conquiet.errors import ConfigError, QueueError
+from conquiet.kit.opened import Opened
 from conquiet.kit.service import to_its_end
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -53,7 +53,7 @@ _INSTALL = (
 )
 
 
-class EmbeddedRedis:
+class EmbeddedRedis(Opened):
     """A redis-server of one's own, on loopback or a Unix socket, for as long as it is open.
 
     ``async with EmbeddedRedis() as server`` starts one, and ``server.url`` is its address: it answers from
@@ -114,15 +114,6 @@ class EmbeddedRedis:
         server = self._server
         if server is not None:
             await to_its_end(self._stop(server), "stop")
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def url(self) -> str:

@@ -17,6 +17,8 @@ __all__ = ["Hold", "Proxy", "Refusal"]
 _CHUNK: Final = 1 << 16
 _BULK: Final = b"$=!"
 _NESTED: Final = b"*~>%"
+_TURNS: Final = 5
+"""Of the loop, in which a connection that is accepted comes to its conversation."""
 
 
 @dataclass
@@ -95,6 +97,12 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._server is not None
+        # When the server closes, asyncio leaves the transport of a connection open that it has just accepted: so first
+        # it accepts no more, and then those that it has accepted come to their conversations.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         self._server.close()
         await self.disconnect()
         await self._server.wait_closed()

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, JobRetention, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, JobRetention, Lease, Wanted, numbered
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import new_lock
+from conquiet.kit.opened import Opened
 
 __all__ = ["MemoryStore"]
 
@@ -120,7 +120,7 @@ class _Queue:
         return max(0, min(times) - now) if times else None
 
 
-class MemoryStore:
+class MemoryStore(Opened):
     """Keeps jobs as long as it lives, and not longer: nothing survives the process.
 
     May be shared by threads and event loops.
@@ -141,14 +141,6 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Nothing has to be done: the jobs stay until the store is dropped."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def clone(self) -> MemoryStore:
         """The store itself: it belongs to no loop."""
@@ -226,7 +218,7 @@ class MemoryStore:
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``, in the order of enqueueing."""
         with self._lock:
-            mine, after = self._of(queue), _number(cursor)
+            mine, after = self._of(queue), numbered(cursor)
             found = [job for job in mine.jobs.values() if job.state is state and mine.numbers[job.id] > after]
             page = found[:count]
             return JobPage(page, str(mine.numbers[page[-1].id]) if len(found) > count else None)
@@ -339,12 +331,3 @@ class MemoryStore:
 
 def _settled(settlement: Settlement, now: int, job: Job) -> Job:
     return job.settled(settlement, now)
-
-
-def _number(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    try:
-        return int(cursor)
-    except ValueError:
-        raise ConfigError(f"cursor must be one that a page gave, not {cursor!r}") from None

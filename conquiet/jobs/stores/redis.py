@@ -7,7 +7,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
@@ -22,6 +21,7 @@ from conquiet.jobs.stores._redis_watch import NOW, Watch
 from conquiet.kit.clock import Clock
 from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import forks
+from conquiet.kit.opened import Opened
 from conquiet.kit.options import takes
 from conquiet.kit.service import MOMENT, to_its_end
 from conquiet.wire.address import Address, AddressLike
@@ -59,7 +59,7 @@ _CURSORS: Final = {
 }
 
 
-class RedisStore(SharesHeartbeats):
+class RedisStore(SharesHeartbeats, Opened):
     """Keeps jobs in Redis, where they are as safe as the server's own persistence makes them.
 
     ``client`` is a URL, an address or a ``redis.asyncio`` client, of which only the settings are used. Stores of
@@ -119,15 +119,6 @@ class RedisStore(SharesHeartbeats):
         finally:  # also when there is no time left
             self._watches.clear()
             await self._link.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def clone(self) -> RedisStore:
         """The same store over connections of its own."""

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError
@@ -15,12 +14,13 @@ from conquiet.jobs.chunks import MOST, chunks
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import CANCELLED, HISTORY, Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import PostgresStoreKeywords, PostgresStoreOptions
-from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, JobRetention, Lease, Wanted
+from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, JobRetention, Lease, Wanted, numbered
 from conquiet.jobs.stores._gathering import Gathering, added
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
+from conquiet.kit.opened import Opened
 from conquiet.kit.options import takes
 from conquiet.kit.service import MOMENT, to_its_end
 
@@ -40,7 +40,7 @@ _HEARTBEATS: Final = 2
 """Connections for the heartbeats of all workers: more than one, lest a lock on one job's row delay all of them."""
 
 
-class PostgresStore(SharesHeartbeats):
+class PostgresStore(SharesHeartbeats, Opened):
     """Keeps jobs in tables of one schema of a database, which ``await store.migrate()`` makes.
 
     What a call has done is committed when it returns, as durably as the server is set to. A call that fails says so
@@ -102,11 +102,6 @@ class PostgresStore(SharesHeartbeats):
     async def __aenter__(self) -> Self:
         await self._migrating.check(self._pool, is_new_fine=True)  # ``migrate`` may be what follows
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def clone(self) -> PostgresStore:
         """The same store over connections of its own."""
@@ -222,7 +217,7 @@ class PostgresStore(SharesHeartbeats):
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``, in the order of enqueueing: a thousand at most, and fewer if they are large."""
         count = min(count, MOST)
-        values = (queue, str(state), _number(cursor), count + 1, MOST_BYTES)
+        values = (queue, str(state), numbered(cursor), count + 1, MOST_BYTES)
         [rows] = await self._run("listing jobs", queue, ("page", values))
         # They come so from the plan that the statement is meant to have; behind a pooler it may have another.
         page = sorted(rows, key=itemgetter(NUMBER))[:count]
@@ -371,12 +366,3 @@ def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
 
 def _rebuilt(kind: type[PostgresStore], dsn: str, options: PostgresStoreKeywords) -> PostgresStore:
     return kind(dsn, **options)
-
-
-def _number(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    try:
-        return int(cursor)
-    except (TypeError, ValueError):
-        raise ConfigError(f"cursor must be one that a page gave, not {cursor!r}") from None
