@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conquiet.kit.clock import ManualClock
 from tests.balance.crew import Crew
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.proxy import Proxy
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> WatchedClock:
+    return WatchedClock()
 
 
 @pytest.fixture
-async def crew(url: str, clock: ManualClock) -> AsyncIterator[Crew]:
+async def crew(url: str, clock: WatchedClock) -> AsyncIterator[Crew]:
     crew = Crew(url, clock)
     yield crew
     await crew.aclose()

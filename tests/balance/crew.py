@@ -22,6 +22,7 @@ from conquiet.balance import (
 from conquiet.kit.clock import Clock, ManualClock
 from conquiet.wire.keys import BalanceKeys
 from tests.rigs.asking import ask
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import eventually
 
@@ -50,6 +51,14 @@ class Member:
         self.is_listening = False
         self.is_gone = False
         """Whether it ended without a word."""
+        self.looks = 0
+        """How often it has looked for streams without an owner."""
+        self._sweep, balancer._ledger.sweep = balancer._ledger.sweep, self._counted  # type: ignore[method-assign]
+
+    async def _counted(self, *args: Any, **options: Any) -> Any:
+        swept = await self._sweep(*args, **options)
+        self.looks += 1
+        return swept
 
     @property
     def owned(self) -> set[str]:
@@ -101,6 +110,11 @@ class Member:
     async def has_looked(self) -> None:
         """Return once it has looked for what was lost before it began, which it takes in any case."""
         await eventually(lambda: not self.balancer._consumer._is_recovering, "its first look")
+
+    async def looks_again(self, times: int = 2) -> None:
+        """Return once it has looked so often more for streams without an owner."""
+        before = self.looks
+        await eventually(lambda: self.looks >= before + times, f"{times} more looks")
 
     async def vanish(self) -> None:
         """End as a killed process would: nothing is released, and nobody is told."""
@@ -195,6 +209,14 @@ class Crew:
     async def put(self, *fields: str) -> str:
         """An entry of a foreign writer."""
         return str(await self.ask("XADD", self.keys.input, "*", *fields))
+
+    async def tick(self, seconds: float) -> None:
+        """Skip so much time, and return once the loops of those who are alive have had their turns."""
+        clock = self.clock
+        assert isinstance(clock, WatchedClock)
+        before = clock.waits
+        clock.advance(seconds)
+        await eventually(lambda: clock.waits >= before + 3, "loops that go on")
 
     async def lag_behind(self, seconds: float) -> None:
         """Let time pass for all who are alive: each of them renews in between, as often as it would."""

@@ -11,7 +11,7 @@ from conquiet.balance import StreamAdded, StreamTerminated
 from conquiet.errors import ConfigError, StreamNotOwnedError
 from tests.balance.crew import Crew, Member
 from tests.rigs.proxy import Proxy
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytestmark = pytest.mark.cluster_too
 
@@ -132,7 +132,7 @@ async def test_after_stop_nothing_more_is_taken(crew: Crew) -> None:
     member.balancer.stop()
     await member.ended()
     await member.balancer.add_stream("s2")
-    await asyncio.sleep(1.5)  # longer than a consumer is polite
+    await crew.lag_behind(8)  # longer than a consumer is polite
     assert member.owned == {"s1"}, "nobody will ever hear of s2"
 
 
@@ -166,7 +166,7 @@ async def test_listening_can_be_left_and_taken_up_again(crew: Crew) -> None:
 async def test_waiting_for_an_event_can_be_cancelled_and_nothing_is_lost(crew: Crew) -> None:
     member = await crew.join(listen=False)
     waiting = asyncio.ensure_future(anext(member.balancer.events()))
-    await asyncio.sleep(0.05)
+    await turns()
     waiting.cancel()
     await asyncio.wait([waiting])
     await member.balancer.add_stream("s")
@@ -201,7 +201,7 @@ async def test_a_full_buffer_leaves_lost_streams_to_others(crew: Crew) -> None:
     await crew.die(first)
     slow = await crew.join("slow", listen=False, event_buffer=1, auto_claim=True)
     await eventually(lambda: len(slow.owned) == 1, "one")
-    await asyncio.sleep(0.5)  # time for one too many
+    await slow.looks_again()
     assert len(slow.owned) == 1
     keen = await crew.join("keen", auto_claim=True)
     await eventually(lambda: len(keen.owned) == 3, "the rest")
@@ -220,7 +220,7 @@ async def test_an_addition_that_was_lost_before_anybody_heard_of_it_is_not_told(
     await slow.owns("s2")
     slow.listen()
     await eventually(lambda: slow.added == ["s2"], "what is still owned")
-    await asyncio.sleep(0.1)  # time for what must not come
+    await turns()
     assert len(slow.events) == 1
 
 
@@ -283,8 +283,7 @@ async def test_a_renewal_before_the_answer_to_the_end_is_no_loss(crew: Crew, pro
     end = member.balancer.done_stream if what == "finish" else member.balancer.release_stream
     ending = asyncio.ensure_future(end("s"))
     await asyncio.wait_for(hold.caught.wait(), LONG)
-    await crew.lag_behind(4)
-    await asyncio.sleep(0.1)  # time for the answer to that renewal
+    await crew.lag_behind(8)  # the second renewal is after the answer to the first
     hold.release()
     await ending
     assert member.lost == []

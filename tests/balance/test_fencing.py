@@ -15,6 +15,7 @@ from conquiet.kit.clock import SYSTEM_CLOCK, ManualClock
 from conquiet.wire.scripts import Script
 from tests.balance.crew import Crew, Handler, Member, stuck
 from tests.conftest import Rung
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
@@ -35,12 +36,13 @@ async def owner_of(crew: Crew, consumer: str = "owner", **options: Any) -> Membe
 
 async def test_who_cannot_renew_gives_up_before_the_servers_time_is_up(crew: Crew, proxy: Proxy) -> None:
     """Its own clock says when, and the server still refuses everybody else at that moment."""
-    mine = ManualClock()
+    mine = WatchedClock()
     owner = await owner_of(crew, url=proxy.url, clock=mine)
     lease = owner.balancer.owned["s"]
     hold = proxy.hold(RENEW)
+    before = mine.waits
     mine.advance(TTL * 0.85)
-    await asyncio.sleep(0.1)  # time to give up too early
+    await mine.waited_again(before + 2)  # those who look whether its time is up have looked
     assert (lease.owned, owner.lost) == (True, [])
     mine.advance(TTL * 0.06)
     await eventually(lambda: owner.lost == ["s"], "the owner to give up")
@@ -59,8 +61,7 @@ async def test_nobody_else_can_own_it_as_long_as_its_owner_believes_to(crew: Cre
     heir = await crew.join("heir", auto_claim=True)
     overlaps = 0
     for _ in range(20):
-        crew.clock.advance(1)
-        await asyncio.sleep(0.03)
+        await crew.tick(1)
         overlaps += bool(lease.owned and heir.owned)
     await heir.owns("s")
     assert overlaps == 0
@@ -132,8 +133,7 @@ async def test_one_renewal_that_fails_is_no_loss(crew: Crew, proxy: Proxy) -> No
     await asyncio.wait_for(done.wait(), LONG)
     proxy.refuse(RENEW, b"-LOADING Redis is loading the dataset in memory\r\n", times=2)
     for _ in range(20):
-        crew.clock.advance(1.3)
-        await asyncio.sleep(0.05)
+        await crew.tick(1.3)
     assert proxy.count(RENEW) > 3
     assert (owner.lost, owner.owned) == ([], {"s"})
 
@@ -180,8 +180,7 @@ async def test_what_was_given_but_whose_answer_was_lost_is_found_again(crew: Cre
     await crew.add("s")
     await asyncio.wait_for(cut.wait(), LONG)
     for _ in range(5):
-        crew.clock.advance(4)
-        await asyncio.sleep(0.1)
+        await crew.tick(4)
     await member.owns("s")
 
 
@@ -192,9 +191,10 @@ async def test_renewals_go_on_while_the_event_loop_is_blocked(crew: Crew) -> Non
     owner = await owner_of(crew, clock=SYSTEM_CLOCK, lease_ttl=1.5)
     heir = crew.make("heir", clock=SYSTEM_CLOCK, lease_ttl=1.5, auto_claim=True)
     time.sleep(4)  # noqa: ASYNC251 - that is the point
+    late = Member(heir)
     await heir.open()
-    crew.members.append(Member(heir))
-    await asyncio.sleep(0.5)  # time for a takeover that must not come
+    crew.members.append(late)
+    await late.looks_again()
     assert (owner.owned, owner.lost, heir.owned) == ({"s"}, [], {})
 
 
@@ -202,14 +202,12 @@ async def test_a_stream_without_progress_goes_to_another(crew: Crew) -> None:
     owner = await owner_of(crew, progress_timeout=30.0)
     lease = owner.balancer.owned["s"]
     for _ in range(15):
-        crew.clock.advance(4)
-        await asyncio.sleep(0.03)
+        await crew.tick(4)
         lease.progress()
     assert owner.owned == {"s"}
     heir = await crew.join("heir", auto_claim=True)
     for _ in range(15):
-        crew.clock.advance(4)
-        await asyncio.sleep(0.03)
+        await crew.tick(4)
     await heir.owns("s")
     assert owner.lost == ["s"]
 
@@ -220,8 +218,7 @@ async def test_a_stuck_handler_is_cancelled_and_its_stream_handled_anew(crew: Cr
     await member.balancer.add_stream("s")
     await eventually(lambda: handler.streams == ["s"], "the handler to be called")
     for _ in range(15):
-        crew.clock.advance(4)
-        await asyncio.sleep(0.05)
+        await crew.tick(4)
     await eventually(lambda: handler.ended == ["s"], "the stuck one to be cancelled")
     await eventually(lambda: handler.streams == ["s", "s"], "the handler to be called anew")
 
@@ -289,8 +286,7 @@ async def test_the_loops_outlive_cut_and_refused_answers(crew: Crew, proxy: Prox
     await asyncio.wait_for(cut.wait(), LONG)
     await crew.add("new")
     for _ in range(6):
-        crew.clock.advance(4)
-        await asyncio.sleep(0.1)
+        await crew.tick(4)
     await eventually(lambda: {"mine", "new"} <= member.owned, f"both, not {member.owned}")
 
 
@@ -298,7 +294,8 @@ async def test_a_server_that_refuses_everything_for_a_while(crew: Crew, proxy: P
     member = await owner_of(crew, url=proxy.url)
     proxy.shut()
     await crew.add("new")
-    await asyncio.sleep(0.5)
+    for _ in range(3):
+        await crew.tick(1)
     proxy.reopen()
     await member.owns("s", "new")
     assert member.lost == []

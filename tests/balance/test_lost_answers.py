@@ -10,8 +10,9 @@ from conquiet.balance import StreamLease
 from conquiet.errors import QueueError, StreamNotOwnedError
 from conquiet.wire.scripts import Script
 from tests.balance.crew import Crew, Handler
+from tests.rigs.asking import round_trips
 from tests.rigs.proxy import Proxy
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytestmark = [pytest.mark.any_server, pytest.mark.guarantee]
 
@@ -175,7 +176,8 @@ async def test_a_claim_that_is_answered_while_its_consumer_leaves_is_given_back(
     claiming = asyncio.ensure_future(member.balancer.claim("s"))
     await asyncio.wait_for(hold.caught.wait(), LONG)
     closing = asyncio.ensure_future(member.balancer.aclose())
-    await asyncio.sleep(0.05)  # time to leave without it
+    await round_trips(crew.url)
+    await turns()
     hold.release()
     await closing
     lease = await claiming

@@ -11,6 +11,7 @@ from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
 from tests.balance.crew import Crew, Member
 from tests.conftest import CLUSTERS
+from tests.rigs.asking import round_trips
 from tests.rigs.cluster import LocalCluster, Migration
 from tests.rigs.waiting import eventually, held
 
@@ -102,7 +103,7 @@ async def test_what_comes_while_keys_are_at_both_nodes_is_asked_again(crew: Crew
         await member.balancer.done_stream("s")
     assert member.balancer.owned["s"].owned, "the refusal is no loss"
     ending = asyncio.ensure_future(member.balancer.done_stream("s"))
-    await asyncio.sleep(0.05)  # time to be refused
+    await round_trips(crew.url)  # it is refused by then
     await migration.move()
     await migration.finish()
     await asyncio.wait_for(ending, 20)

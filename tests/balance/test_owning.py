@@ -34,7 +34,7 @@ async def test_two_streams_go_to_two_consumers_each_with_its_info(crew: Crew) ->
 
 async def test_an_idle_consumer_hears_nothing_until_there_is_a_stream(crew: Crew) -> None:
     member = await crew.join()
-    await asyncio.sleep(0.3)  # time for something that must not come
+    await member.looks_again()
     assert member.events == []
     await member.balancer.add_stream("s")
     await eventually(lambda: member.added == ["s"], "the stream")
@@ -84,7 +84,8 @@ async def test_foreign_twins_that_nobody_has_read_yet_become_one_stream(crew: Cr
         await crew.put("lbs-input", entry("s"))
     one, other = await crew.join("one"), await crew.join("other")
     await eventually(lambda: one.owned | other.owned == {"s"}, "an owner")
-    await asyncio.sleep(0.2)  # time for a second one
+    await one.looks_again()
+    await other.looks_again()
     assert len(one.added + other.added) == 1
     assert await crew.size() == 1
 
@@ -108,11 +109,10 @@ async def test_two_services_on_one_server_do_not_meet(crew: Crew, url: str) -> N
         mine, theirs = await crew.join(), await other.join()
         await mine.balancer.add_stream("s", {"of": "mine"})
         await theirs.balancer.add_stream("s", {"of": "theirs"})
-        await mine.owns("s")
-        await theirs.owns("s")
+        await eventually(lambda: mine.added == theirs.added == ["s"], "both to be told")
         assert (mine.told(StreamAdded)[0].info, theirs.told(StreamAdded)[0].info) == ({"of": "mine"}, {"of": "theirs"})
         await mine.balancer.done_stream("s")
-        await asyncio.sleep(0.1)  # time for it to matter to the other service
+        await theirs.looks_again()
         assert theirs.balancer.owned["s"].owned
         assert await other.size() == 1
     finally:
@@ -124,7 +124,7 @@ async def test_a_consumer_owns_no_more_than_max_streams(crew: Crew) -> None:
     for number in range(5):
         await member.balancer.add_stream(f"s{number}")
     await member.owns("s0", "s1", "s2")
-    await asyncio.sleep(0.3)  # time for one too many
+    await member.looks_again()
     assert len(member.owned) == 3
     await member.balancer.done_stream("s1")
     await member.owns("s0", "s2", "s3")
@@ -261,7 +261,7 @@ async def test_what_is_released_goes_to_another_without_waiting_for_the_lease(cr
     await second.has_looked()
     before = first.balancer.owned["s"].epoch
     await first.balancer.release_stream("s")
-    await second.owns("s")
+    await eventually(lambda: second.added == ["s"], "the other to be told")
     [event] = second.told(StreamAdded)
     assert event.info == {"a": 1}
     assert event.epoch > before
@@ -291,7 +291,7 @@ async def test_without_auto_claim_a_released_stream_is_told_of_and_can_be_claime
     await owner.balancer.release_stream("s")
     await eventually(lambda: other.expired == ["s"], "the other to be told")
     assert (await other.balancer.claim("s")).epoch > before
-    await asyncio.sleep(0.3)  # time for it to be told twice
+    await other.looks_again()
     assert other.expired == ["s"]
 
 

@@ -11,6 +11,7 @@ from conquiet import QueueMessage
 from conquiet.balance import StreamLease
 from conquiet.errors import ConfigError, QueueError, StreamNotOwnedError
 from tests.balance.crew import Crew
+from tests.rigs.asking import round_trips
 from tests.rigs.waiting import LONG, eventually
 
 pytestmark = pytest.mark.cluster_too
@@ -71,11 +72,11 @@ async def test_read_gives_what_there_is_in_pages(data: Data) -> None:
     assert numbers(await lease.read()) == [5]
 
 
-async def test_read_waits_for_up_to_block_ms(data: Data) -> None:
+async def test_read_waits_for_up_to_block_ms(crew: Crew, data: Data) -> None:
     lease = await data.owner()
     assert await lease.read(block_ms=1) == []
     reading = asyncio.ensure_future(lease.read(block_ms=10_000))
-    await asyncio.sleep(0.05)
+    await round_trips(crew.url)
     assert not reading.done()
     await data.write(7)
     assert numbers(await reading) == [7]
@@ -130,7 +131,7 @@ async def test_messages_come_page_by_page_and_then_as_they_are_written(crew: Cre
     found = await first_of(lease, 250)
     assert sorted(numbers(found)) == list(range(250))
     later = asyncio.ensure_future(first_of(lease, 2))
-    await asyncio.sleep(0.1)
+    await round_trips(crew.url)
     await data.write(1000)
     assert numbers(await later) == [numbers(found)[-1], 1000], "the one that was not committed comes again"
 
@@ -157,7 +158,7 @@ async def test_a_reader_that_waits_ends_when_the_stream_is_gone(crew: Crew, data
         return [int(message.fields[1]) async for message in lease.messages()]
 
     messages, page = asyncio.ensure_future(read()), asyncio.ensure_future(lease.read(block_ms=60_000))
-    await asyncio.sleep(0.1)
+    await round_trips(crew.url)
     if how == "release":
         await balancer.release_stream(data.name)
     elif how == "done":

@@ -31,7 +31,7 @@ async def test_the_same_consumer_gets_its_stream_again_after_a_restart(crew: Cre
     await first.vanish()
     await crew.lag_behind(16)
     second = await crew.join("pod-1")
-    await second.owns("s0")
+    await eventually(lambda: second.added == ["s0"], "it to be told")
     [event] = second.told(StreamAdded)
     assert event.info == {"n": 0}
     assert event.epoch > epoch
@@ -171,7 +171,7 @@ async def test_a_full_consumer_takes_over_as_soon_as_there_is_room(crew: Crew) -
     await second.balancer.add_stream("own")
     await second.owns("own")
     await crew.die(first)
-    await asyncio.sleep(0.5)  # time for one too many
+    await second.looks_again()
     assert second.owned == {"own"}
     await second.balancer.done_stream("own")
     await eventually(lambda: len(second.owned) == 1, "one of the lost ones")

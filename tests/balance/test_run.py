@@ -16,7 +16,7 @@ from conquiet.kit.policy import Backoff
 from conquiet.wire.scripts import Script
 from tests.balance.crew import Crew, Handler, Member
 from tests.rigs.proxy import Proxy
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytestmark = pytest.mark.cluster_too
 
@@ -266,6 +266,7 @@ async def test_stop_ends_it_and_closing_hands_over_at_once(crew: Crew) -> None:
 
 async def test_a_handler_ends_before_the_next_owner_begins(crew: Crew) -> None:
     log: list[str] = []
+    tidied = asyncio.Event()
 
     def logged(name: str) -> Callable[..., Any]:
         async def handle(stream: str, lease: StreamLease) -> None:
@@ -273,7 +274,7 @@ async def test_a_handler_ends_before_the_next_owner_begins(crew: Crew) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.3)  # it has something to tidy up
+                await tidied.wait()
                 log.append(f"{name} ends")
 
         return handle
@@ -281,8 +282,12 @@ async def test_a_handler_ends_before_the_next_owner_begins(crew: Crew) -> None:
     first = await crew.running("first", logged("first"))
     await first.balancer.add_stream("s")
     await eventually(lambda: log == ["first begins"], "the first to run")
-    await crew.running("second", logged("second"))
-    await first.balancer.aclose()
+    second = await crew.running("second", logged("second"))
+    closing = asyncio.ensure_future(first.balancer.aclose())
+    await second.looks_again()
+    assert log == ["first begins"]
+    tidied.set()
+    await closing
     await eventually(lambda: len(log) == 3, "the second to run")
     assert log == ["first begins", "first ends", "second begins"]
 
@@ -311,7 +316,7 @@ async def test_a_plain_handler_that_heeds_its_lease_ends_before_the_next_owner_b
         await first.balancer.aclose()
     for _ in range(8):
         await crew.lag_behind(4)
-        await asyncio.sleep(0.1)
+        await second.looks_again(1)
     await eventually(lambda: bool(second.owned), "the second to have some")
     assert overlaps == []
 
@@ -360,7 +365,7 @@ async def test_it_can_be_cancelled(crew: Crew) -> None:
 
 async def test_only_one_handler_runs_at_a_time_and_only_callables_and_only_when_open(crew: Crew) -> None:
     member = await crew.running("m", nothing)
-    await asyncio.sleep(0.05)
+    await turns()
     with pytest.raises(ConfigError, match="already"):
         await member.balancer.run(nothing)
     idle = await crew.join("idle")

@@ -67,7 +67,7 @@ async def test_politeness_does_not_starve_while_more_and_more_comes_in(crew: Cre
         while True:
             added.append(f"s{len(added)}")
             await large.balancer.add_stream(added[-1])
-            await asyncio.sleep(0.2)
+            await crew.tick(0.2)
 
     adding = asyncio.ensure_future(add())
     try:
@@ -189,5 +189,6 @@ async def _settled(crew: Crew, is_fair: object) -> None:
         if is_fair():
             return
         await crew.lag_behind(4)
-        await asyncio.sleep(0.3)  # those who give and those who take need a moment
+        for member in crew.members:  # those who give and those who take need a moment
+            await member.looks_again(1)
     assert is_fair(), [(one.balancer.consumer, one.owned) for one in crew.members]

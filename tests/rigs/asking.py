@@ -15,7 +15,7 @@ from redis.exceptions import MovedError
 
 from tests.rigs.waiting import eventually
 
-__all__ = ["ask", "blocked", "entries", "keys_like", "lasting_keys", "nodes_of", "pending"]
+__all__ = ["ask", "blocked", "entries", "keys_like", "lasting_keys", "nodes_of", "pending", "round_trips"]
 
 _DAY: Final = 86_400_000
 _CLUSTER: Final = "redis+cluster://"
@@ -41,6 +41,12 @@ async def ask(url: str, *command: str | int, **options: Any) -> Any:
 async def _ask(url: str, *command: str | int, **options: Any) -> Any:
     async with Redis.from_url(url, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)) as client:
         return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
+
+
+async def round_trips(url: str, count: int = 5) -> None:
+    """Return after so many commands, one after another: what was sent before the first is answered by then."""
+    for _ in range(count):
+        await ask(url, "PING")
 
 
 async def entries(url: str, stream: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final, TypeVar
 
-__all__ = ["LONG", "eventually", "held"]
+__all__ = ["LONG", "eventually", "held", "turns"]
 
 LONG: Final = 20.0 * float(os.environ.get("CONQUIET_TEST_PATIENCE", "1"))
 """Seconds after which what should have happened by now is taken for never; not a measure of anything.
@@ -32,6 +32,12 @@ async def eventually(condition: Callable[[], Awaitable[bool] | bool], what: str,
                 raise TimeoutError
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} s: {what}") from None
+
+
+async def turns(count: int = 20) -> None:
+    """Let the event loop turn so often: enough for all that needs no answer from outside."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def _holds(condition: Callable[[], Awaitable[bool] | bool]) -> bool:
