@@ -68,7 +68,7 @@ class TopicDataSource(DataSource):
         options = ReadOptions.of(self.options)
         if options.group is not None:
             raise ConfigError("group is for streams: a bounded read has no progress to publish")
-        if options.most is not None:
+        if options.limit is not None:
             raise ConfigError("maxRowsPerBatch is for streams: a bounded read is one batch")
         return deadletters.LetterReader(options, schema) if options.dead_letters else TopicReader(options, schema)
 

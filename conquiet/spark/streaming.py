@@ -93,14 +93,14 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
         """Where the next batch ends."""
         since = self._reached if start is None else dict(start)
-        most = self._options.most if start is None else getattr(limit, "max_rows", None)
-        end = self._ask(self._latest, since, most)
+        rows = self._options.limit if start is None else getattr(limit, "max_rows", None)
+        end = self._ask(self._latest, since, rows)
         self._reached = end
         return end
 
     def getDefaultReadLimit(self) -> Any:
         """The user's own limit."""
-        return read_limit(self._options.most)
+        return read_limit(self._options.limit)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Where the topic ends; for progress reports."""
@@ -185,19 +185,19 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         _, _, found = await self._look()
         return {str(partition): [end.last, end.added] for partition, end in enumerate(found)}
 
-    async def _latest(self, since: Offset | None, most: int | None) -> Offset:
+    async def _latest(self, since: Offset | None, limit: int | None) -> Offset:
         site, topic, found = await self._look()
         if since is not None and self._options.group is not None:
             await self._adopt(site, topic, since)
             await self._publish(since)
         whole = _whole(self._target, found, since or {})
-        if most is None or since is None:
+        if limit is None or since is None:
             return whole
         if self._bounds is None:
             self._bounds = Bounds(site)
         offset: Offset = {}
-        left = most
-        if most < len(whole):  # not all get something, so it is their turn who have waited the longest
+        left = limit
+        if limit < len(whole):  # not all get something, so it is their turn who have waited the longest
             turns = sorted(whole, key=lambda partition: order(_position(since, partition)[0]))
         else:  # partitions with little to read leave the rest to the others
             turns = sorted(whole, key=lambda partition: _backlog(since, whole, partition))
@@ -263,26 +263,26 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
 
 async def _bounded(
-    bounds: Bounds, stream: str, start: list[Any], whole: list[Any], end: End, most: int
+    bounds: Bounds, stream: str, start: list[Any], whole: list[Any], end: End, limit: int
 ) -> tuple[int, list[Any]]:
     """How many entries a batch takes of one partition, at most so many, and where it ends there."""
     since, read = start
-    if since == whole[0] or most <= 0:  # what was lost of a partition is told once something of it is read
+    if since == whole[0] or limit <= 0:  # what was lost of a partition is told once something of it is read
         return 0, start
     if _is_another(end, since, read):
         since, read = _begin_again(end, since), end.gone
         bounds.forget(stream)
     if read is not None and whole[1] is not None:
-        if end.gone is not None and end.gone > read:  # entries that nobody has read
+        if end.gone is not None and end.gone > read:  # entries that were never read
             read = end.gone
             bounds.forget(stream)
-        if whole[1] - read <= most:
+        if whole[1] - read <= limit:
             return max(0, whole[1] - read), whole
-    count, last = await bounds.count(stream, since, whole[0], most)
+    count, last = await bounds.count(stream, since, whole[0], limit)
     if last == whole[0]:
         return count, whole
     if count:
-        bounds.look_ahead(stream, last, whole[0], most)
+        bounds.look_ahead(stream, last, whole[0], limit)
     return count, [last, None if read is None else read + count]
 
 

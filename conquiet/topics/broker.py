@@ -83,7 +83,7 @@ class Broker:
             for consumer in list(self._consumers):
                 await consumer.aclose()
         finally:
-            # Torn off, it would leave connections that nobody knows of any more.
+            # Torn off, it would leave connections open.
             await to_its_end(self._site.link.aclose(), "close")
 
     async def __aenter__(self) -> Self:

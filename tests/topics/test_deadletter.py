@@ -139,7 +139,7 @@ async def test_a_crash_while_forwarding_loses_and_doubles_nothing(
     with pytest.raises(Interrupted):
         await forward(stage.site, topic, 0, "billing")
     go_on()
-    await forward(stage.site, topic, 0, "billing", most=2)
+    await forward(stage.site, topic, 0, "billing", limit=2)
     await forward(stage.site, topic, 0, "billing")
     assert [letter.original_id for letter in await letters(stage.site, topic)] == ids
     assert await _waiting(stage, topic) == 0
@@ -170,7 +170,7 @@ async def test_a_crash_at_each_script_of_a_forward(stage: Stage, monkeypatch: py
     await stage.take(held)
     await stage.bury(held, ids[-1])
     while await _waiting(stage, topic):
-        await forward(stage.site, topic, 0, "billing", most=2)
+        await forward(stage.site, topic, 0, "billing", limit=2)
     assert [letter.original_id for letter in await letters(stage.site, topic)] == ids
     assert await _left(stage, stage.site.keys.forwarded("orders")) == []
 
@@ -202,7 +202,7 @@ async def test_many_forwarders_at_once(stage: Stage) -> None:
     topic = await stage.topic()
     _, ids = await _buried(stage, topic, 300)
     while await _waiting(stage, topic):
-        await asyncio.gather(*(forward(stage.site, topic, 0, "billing", most=40) for _ in range(5)))
+        await asyncio.gather(*(forward(stage.site, topic, 0, "billing", limit=40) for _ in range(5)))
     assert sorted(letter.original_id for letter in await letters(stage.site, topic, 1000)) == sorted(ids)
 
 

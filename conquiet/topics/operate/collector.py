@@ -35,7 +35,7 @@ class Collector(TopicsCollector):
         self._site = Site(Connections(site.link.address), site.keys, site.clock)
         self._registry = Registry(self._site)
         self._topics = topics
-        self._left = self._most = most_partitions
+        self._left = self._limit = most_partitions
         self._countable = _COUNTED
         super().__init__(lambda: result_from_private_loop(self._read(), _PATIENCE))
 
@@ -45,7 +45,7 @@ class Collector(TopicsCollector):
         result_from_private_loop(self._site.link.aclose(), _PATIENCE)
 
     async def _read(self) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
-        self._left, self._countable = self._most, _COUNTED
+        self._left, self._countable = self._limit, _COUNTED
         rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = []
         for name in self._topics if self._topics is not None else await self._registry.names():
             topic = await self._registry.look_up(name)

@@ -194,8 +194,8 @@ class Appender:
         if status == b"FULL" and await retention.make_room(self._site, self._topic, partition, rows):
             status, count, *more = await self._sent(chunk)
         if status == b"FULL":
-            most = self._topic.retention.max_len
-            holds = f"{count} unfinished entries of {most} that it may: {rows} more do not fit"
+            limit = self._topic.retention.max_len
+            holds = f"{count} unfinished entries of {limit} that it may: {rows} more do not fit"
             raise writes.full(self._topic, partition, holds)
         if more[0]:
             self._metrics.dropped(partition, more[0])

@@ -140,19 +140,19 @@ def _text(raw: bytes) -> str:
 # --- on their way ---------------------------------------------------------------------------------------
 
 
-async def forward(site: Site, topic: Topic, partition: int, group: str, most: int = 100) -> int:
-    """Move up to ``most`` dead letters from a partition's outbox to the topic's dead letters; how many it was.
+async def forward(site: Site, topic: Topic, partition: int, group: str, limit: int = 100) -> int:
+    """Move up to ``limit`` dead letters from a partition's outbox to the topic's dead letters; how many it was.
 
     Safe to repeat and to run several times at once: a crash at any point loses nothing, and no letter arrives
-    twice. The forwarder that began last goes on, the others stop. As many as ``most`` means that more may be waiting.
+    twice. The forwarder that began last goes on, the others stop. As many as ``limit`` means that more may be waiting.
     """
     box = _Outbox(site, topic, partition, group, incarnation())
     if await site.ask("XLEN", box.key) == 0:
         return 0
     # Read only after the claim: an earlier forwarder cannot append any more what is found now.
     await box.say("claim", "0-0")
-    left, moved, pace = entry_ids.LAST, 0, Pace(most)
-    while moved < most and (page := await box.read(min(pace.count, most - moved))):
+    left, moved, pace = entry_ids.LAST, 0, Pace(limit)
+    while moved < limit and (page := await box.read(min(pace.count, limit - moved))):
         pace.saw(page)
         for chunk in by_size(page, _CHUNK_BYTES, _size):
             if await box.say("", chunk[0][0], *_words(chunk)) < 0:
@@ -175,13 +175,13 @@ class _Outbox:
     def key(self) -> str:
         return self.site.keys.outbox(self.topic.stream(self.site.keys, self.partition), self.group)
 
-    async def read(self, most: int) -> list[Entry]:
-        return entries_of(await self.site.ask("XRANGE", self.key, "-", "+", "COUNT", most))
+    async def read(self, limit: int) -> list[Entry]:
+        return entries_of(await self.site.ask("XRANGE", self.key, "-", "+", "COUNT", limit))
 
     async def say(self, claiming: str, left: str | bytes, *letters: bytes | int) -> int:
         """Claim the outbox, or append letters, given the ID before which all have left the outbox."""
         keys, kept, topic = self.site.keys, self.topic.retention, self.topic.name
-        most = -1 if kept.dead_letter_max_len is None else kept.dead_letter_max_len
+        limit = -1 if kept.dead_letter_max_len is None else kept.dead_letter_max_len
         age = -1 if kept.dead_letter_max_age is None else round(kept.dead_letter_max_age * 1000)
         call = _FORWARD(
             [keys.dead_letters(topic), keys.forwarded(topic)],
@@ -189,7 +189,7 @@ class _Outbox:
             f"{self.group}/{self.partition}",
             self.claim,
             claiming,
-            most,
+            limit,
             age,
             left,
             *letters,
