@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from conquiet.kit.loopthread import result_from_private_loop
 from conquiet.metrics import GroupGauges, GroupPartitionGauges, PartitionGauges, TopicsCollector
@@ -16,6 +16,7 @@ from conquiet.wire.connections import Connections
 
 __all__ = ["Collector"]
 
+_Rows: TypeAlias = list[PartitionGauges | GroupPartitionGauges | GroupGauges]
 _PATIENCE: Final = 5.0
 _COUNTED: Final = 200_000
 """Entries that one reading counts at most, more or less, where the server does not know a lag."""
@@ -44,9 +45,9 @@ class Collector(TopicsCollector):
         super().close()
         result_from_private_loop(self._site.link.aclose(), _PATIENCE)
 
-    async def _read(self) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+    async def _read(self) -> _Rows:
         self._left, self._countable = self._limit, _COUNTED
-        rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = []
+        rows: _Rows = []
         for name in self._topics if self._topics is not None else await self._registry.names():
             topic = await self._registry.look_up(name)
             if topic is not None and self._may_look(topic):
@@ -57,17 +58,15 @@ class Collector(TopicsCollector):
         self._left -= topic.partitions
         return self._left >= 0
 
-    async def _read_topic(self, topic: Topic) -> list[PartitionGauges | GroupPartitionGauges | GroupGauges]:
+    async def _read_topic(self, topic: Topic) -> _Rows:
         info = await inspect.describe_topic(self._site, topic)
-        rows: list[PartitionGauges | GroupPartitionGauges | GroupGauges] = [
-            PartitionGauges(topic.name, part.index, part.length) for part in info.by_partition
-        ]
+        rows: _Rows = [PartitionGauges(topic.name, part.index, part.length) for part in info.by_partition]
         for group in await group_names(self._site, topic):
             if self._may_look(topic):
                 rows += await self._read_group(topic, group)
         return rows
 
-    async def _read_group(self, topic: Topic, group: str) -> list[GroupPartitionGauges | GroupGauges]:
+    async def _read_group(self, topic: Topic, group: str) -> _Rows:
         # Half of what is left for each group: the last one has something too.
         counting = Counting(max(self._countable // (4 * topic.partitions), _LEAST))
         info = await inspect.describe_group(self._site, topic, group, counting)

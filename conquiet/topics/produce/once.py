@@ -83,6 +83,7 @@ class Cutter:
         """Take rows, in order; the chunks that are full."""
         known, chunks = self._known, self._chunks
         nothing: Iterable[Any] = repeat(None)
+        plain, keyed = _NOTHING, _NOTHING + WITH_KEY
         for payload, key, header, id in zip(
             payloads, keys or nothing, headers or nothing, ids or nothing, strict=False
         ):
@@ -93,11 +94,11 @@ class Cutter:
             chunk = chunks.get(partition)
             if chunk is None:
                 chunk = chunks[partition] = Chunk(partition, self.places.get(partition, 0))
-            values, kind = chunk.values, _NOTHING
+            values, kind = chunk.values, plain
             values.append(payload)
             if key is not None:
                 values.append(key)
-                kind += WITH_KEY
+                kind = keyed
             if header is not None:
                 values.append(header)
                 kind += WITH_HEADERS
