@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
-from conquiet.topics.outside import Site, count_after
+from conquiet.topics.outside import Instance, count_after
 
 __all__ = ["Bounds"]
 
@@ -24,8 +24,8 @@ _NOTHING: Final = (0, "")
 class Bounds:
     """Counts entries, and those of the batch after, too."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
         self._background = Background()
         self._ahead: dict[str, tuple[_Range, asyncio.Future[tuple[int, str]]]] = {}
 
@@ -36,7 +36,7 @@ class Bounds:
             count, last = await found
             if count == limit:  # if it is less, there may be more by now
                 return count, last
-        return await count_after(self._site, stream, since, until, limit)
+        return await count_after(self._instance, stream, since, until, limit)
 
     def look_ahead(self, stream: str, since: str, until: str, limit: int) -> None:
         """Begin to count for the next batch. The outcome may be left unused, and a failure is ignored."""
@@ -57,7 +57,7 @@ class Bounds:
     ) -> None:
         found = _NOTHING
         try:
-            found = await count_after(self._site, stream, since, until, limit)
+            found = await count_after(self._instance, stream, since, until, limit)
         except QueueError:
             pass
         finally:

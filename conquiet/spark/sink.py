@@ -132,8 +132,8 @@ class _Once(TopicSink):
         """Refuse what cannot be written before any task begins."""
         Layout.of(frame.columns, self._columns).check(frame.schema)
         self._schema = frame.schema
-        with connected(self._place) as site:
-            not_legacy(call(find, site, self._place))
+        with connected(self._place) as instance:
+            not_legacy(call(find, instance, self._place))
 
     def clean_up(self) -> None:
         """Do not remember for days what was written: it will not be repeated."""

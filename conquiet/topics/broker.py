@@ -19,7 +19,7 @@ from conquiet.topics.operate.admin import Admin
 from conquiet.topics.operate.collector import Collector
 from conquiet.topics.options import BrokerKeywords, BrokerOptions, Retention, SubscribeOptions
 from conquiet.topics.produce.producer import Producer
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import LegacyTopic, Registry, TopicLike, checked_topic
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
@@ -42,11 +42,11 @@ class Broker:
     @takes(BrokerOptions)
     def __init__(self, client: AddressLike, **options: Unpack[BrokerKeywords]) -> None:
         taken = BrokerOptions(**options)
-        self._site = Site(Connections(Address.of(client)), Keys(taken.namespace), taken.clock)
+        self._instance = Instance(Connections(Address.of(client)), Keys(taken.namespace), taken.clock)
         self._codec = taken.codec
-        self._registry = Registry(self._site, taken.auto_create)
-        self._producer = Producer(self._site, self._registry, taken)
-        self._admin = Admin(self._site, self._registry)
+        self._registry = Registry(self._instance, taken.auto_create)
+        self._producer = Producer(self._instance, self._registry, taken)
+        self._admin = Admin(self._instance, self._registry)
         self._consumers: WeakSet[Subscription | Messages] = WeakSet()
 
     @classmethod
@@ -67,12 +67,12 @@ class Broker:
         """
         rules.integer("most_partitions", most_partitions, least=1)
         names = None if topics is None else [name("topic", topic) for topic in topics]
-        return Collector(self._site, names, most_partitions)
+        return Collector(self._instance, names, most_partitions)
 
     async def open(self) -> None:
         """Check that the server answers."""
-        key = self._site.keys.registry
-        await self._site.link.call(key, pack("SCARD", key))
+        key = self._instance.keys.registry
+        await self._instance.link.call(key, pack("SCARD", key))
 
     async def aclose(self) -> None:
         """Stop and leave with every consumer that is still there, then close the connections.
@@ -84,7 +84,7 @@ class Broker:
                 await consumer.aclose()
         finally:
             # Torn off, it would leave connections open.
-            await to_its_end(self._site.link.aclose(), "close")
+            await to_its_end(self._instance.link.aclose(), "close")
 
     async def __aenter__(self) -> Self:
         try:
@@ -116,7 +116,7 @@ class Broker:
         retention = Retention() if retention is None else retention
         instance("retention", retention, of=Retention)
         if not adopt:
-            found = await self._registry.look_up(topic)
+            found = await self._registry.fetch_or_none(topic)
             if found is not None and found.legacy:
                 raise ConfigError(f"{topic!r} is a stream already: adopt=True makes a topic of that name beside it")
         await self._registry.create(topic, partitions, retention, partitioner)
@@ -192,6 +192,6 @@ class Broker:
         topics = [checked_topic(one) for one in topics]
         options = SubscribeOptions() if options is None else options
         instance("options", options, of=SubscribeOptions)
-        found = kind(self._site, self._registry, self._codec, topics, group, options, **more)
+        found = kind(self._instance, self._registry, self._codec, topics, group, options, **more)
         self._consumers.add(found)
         return found

@@ -17,7 +17,7 @@ from conquiet.topics.consume.exchange import Exchanges, Kind, Step, Taken
 from conquiet.topics.consume.outcomes import Bury, Done, Outcome, Park, judge, reject
 from conquiet.topics.consume.partition import Partition, kind_of
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire.parser import Reply
 
 __all__ = ["AFTER_ERROR", "Desk", "Hands"]
@@ -72,7 +72,7 @@ class Desk:
     may have taken is found on the pending list.
     """
 
-    def __init__(self, site: Site, exchanges: Exchanges, options: SubscribeOptions, watcher: Watcher) -> None:
+    def __init__(self, instance: Instance, exchanges: Exchanges, options: SubscribeOptions, watcher: Watcher) -> None:
         self.ready: deque[Delivery] = deque()
         self.partitions: dict[str, Partition] = {}
         self.hands: Hands | None = None
@@ -80,7 +80,7 @@ class Desk:
         """Set when dead letters wait to be forwarded."""
         self.errors = 0
         """Failures of exchanges since the last that succeeded."""
-        self._site = site
+        self._instance = instance
         self._exchanges = exchanges
         self._options = options
         self._watcher = watcher
@@ -151,7 +151,7 @@ class Desk:
         """Send ``steps``, which are for one node, in one write, and act on the answers."""
         started = time.perf_counter()
         try:
-            replies = await self._site.run_many(steps[0].partition.stream, [step.call for step in steps])
+            replies = await self._instance.run_many(steps[0].partition.stream, [step.call for step in steps])
         except BaseException:
             for step in steps:
                 self._torn(step)
@@ -179,12 +179,12 @@ class Desk:
             self.abandon(part)  # nobody asks again, and whoever waits for it has to hear
 
     def _refused(self, part: Partition, error: Exception) -> None:
-        part.ask_at = self._site.clock.monotonic() + AFTER_ERROR.delay(part.failures)
+        part.ask_at = self._instance.clock.monotonic() + AFTER_ERROR.delay(part.failures)
         part.failures = min(part.failures + 1, 10)
         if "NOGROUP" in str(error):
             self._watcher.no_group(part)
         else:
-            _log.error("%r at %s refused: %s", part.stream, self._site.link.address, error)
+            _log.error("%r at %s refused: %s", part.stream, self._instance.link.address, error)
 
     def _answered(self, step: Step, reply: Reply, seconds: float) -> None:
         part = step.partition
@@ -262,7 +262,7 @@ class Desk:
             if part.blocks and delivery.id in part.held:
                 part.finish(delivery, parked=isinstance(outcome, Park))
             if isinstance(outcome, Park):
-                part.due_in(outcome.delay, self._site.clock.monotonic())
+                part.due_in(outcome.delay, self._instance.clock.monotonic())
             self._confirm(delivery)
         if part.reader is not None:
             part.reader.wake()  # it may wait for longer than the first of these
@@ -277,7 +277,7 @@ class Desk:
     def _took(self, step: Step, reply: Sequence[Reply]) -> None:
         part = step.partition
         _, _, fresh, due, next_due, ghosts, more = reply
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         part.due_at = now + next_due / 1000 if next_due >= 0 else None
         if ghosts:
             self._note_ghosts(part, ghosts)
@@ -332,7 +332,7 @@ class Desk:
         for taken in found:
             self._admit_again(part, taken)
         if part.parked:
-            part.due_in(0.0, self._site.clock.monotonic())  # the next take tells when the first is due
+            part.due_in(0.0, self._instance.clock.monotonic())  # the next take tells when the first is due
         part.page = page.decode() or None
         if part.page is None:
             part.saw_all()

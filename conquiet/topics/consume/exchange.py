@@ -15,7 +15,7 @@ from conquiet.topics.consume.outcomes import Bury, Outcome, Park, Requeue
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.format import envelope
 from conquiet.topics.options import DeadLetterPolicy
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
 
@@ -78,9 +78,14 @@ class Exchanges:
     """Builds the calls of one subscription and reads their answers."""
 
     def __init__(
-        self, site: Site, group: str, codec: Codec, letters: DeadLetterPolicy, delivery: type[Delivery] = Delivery
+        self,
+        instance: Instance,
+        group: str,
+        codec: Codec,
+        letters: DeadLetterPolicy,
+        delivery: type[Delivery] = Delivery,
     ) -> None:
-        self._site = site
+        self._instance = instance
         self._group = group
         self._delivery = delivery
         self._codec = codec
@@ -94,7 +99,7 @@ class Exchanges:
         acks, partition.acks = partition.acks, []
         if len(acks) > _MOST_ACKED:
             acks, partition.acks = acks[:_MOST_ACKED], acks[_MOST_ACKED:]
-        keys, stream = self._site.keys, partition.stream
+        keys, stream = self._instance.keys, partition.stream
         call = _TAKE(
             [
                 partition.lease.key,
@@ -105,7 +110,7 @@ class Exchanges:
                 keys.delayed_items(stream),
             ],
             *self._fence(partition),
-            self._site.clock.offset_ms,
+            self._instance.clock.offset_ms,
             self._group,
             most,
             most_due,
@@ -119,7 +124,7 @@ class Exchanges:
 
     def takeover(self, partition: Partition, size: int) -> Step:
         """Take over the next page of the pending list."""
-        keys, stream = self._site.keys, partition.stream
+        keys, stream = self._instance.keys, partition.stream
         call = _TAKEOVER(
             [partition.lease.key, stream, keys.retry(stream, self._group), keys.attempts(stream, self._group)],
             *self._fence(partition),
@@ -155,7 +160,7 @@ class Exchanges:
         return partition.lease.owner, partition.lease.epoch
 
     def _park(self, partition: Partition, failed: _Failed) -> Call:
-        keys, stream = self._site.keys, partition.stream
+        keys, stream = self._instance.keys, partition.stream
         words: list[str | int] = []
         for delivery, outcome in failed:
             assert isinstance(outcome, Park)
@@ -163,13 +168,13 @@ class Exchanges:
         return _PARK(
             [partition.lease.key, stream, keys.retry(stream, self._group), keys.attempts(stream, self._group)],
             *self._fence(partition),
-            self._site.clock.offset_ms,
+            self._instance.clock.offset_ms,
             self._group,
             *words,
         )
 
     def _requeue(self, partition: Partition, failed: _Failed) -> Call:
-        keys, stream = self._site.keys, partition.stream
+        keys, stream = self._instance.keys, partition.stream
         words: list[str | int] = []
         for delivery, outcome in failed:
             assert isinstance(outcome, Requeue)
@@ -184,13 +189,13 @@ class Exchanges:
                 keys.retry(stream, self._group),
             ],
             *self._fence(partition),
-            self._site.clock.offset_ms,
+            self._instance.clock.offset_ms,
             self._group,
             *words,
         )
 
     def _bury(self, partition: Partition, failed: _Failed) -> Call:
-        keys, stream = self._site.keys, partition.stream
+        keys, stream = self._instance.keys, partition.stream
         words: list[str | bytes | int] = []
         for delivery, outcome in failed:
             assert isinstance(outcome, Bury)
@@ -206,7 +211,7 @@ class Exchanges:
                 keys.outbox(stream, self._group),
             ],
             *self._fence(partition),
-            self._site.clock.offset_ms,
+            self._instance.clock.offset_ms,
             self._group,
             partition.topic.name,
             partition.index,

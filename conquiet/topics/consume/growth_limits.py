@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Growth, Topic
 from conquiet.wire import streams
 from conquiet.wire.streams import pack
@@ -24,8 +24,8 @@ class Gate:
     group is set back.
     """
 
-    def __init__(self, site: Site, group: str) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, group: str) -> None:
+        self._instance = instance
         self._group = group
         self._past: set[Growth] = set()
         self._resets: Sequence[object] = ()
@@ -40,7 +40,7 @@ class Gate:
             self._resets = resets
         limits: dict[int, str] = {}
         closed: set[int] = set()
-        if topic.next_count is not None and self._site.clock.monotonic() >= topic.switch_at - HOLD:
+        if topic.next_count is not None and self._instance.clock.monotonic() >= topic.switch_at - HOLD:
             # Where the old partitions end is not known yet, and what comes now may be behind that.
             limits = dict.fromkeys(range(topic.partitions), "0-0")
         for step in reversed(await self._steps(topic)):
@@ -61,13 +61,13 @@ class Gate:
 
     async def _is_past(self, topic: Topic, step: Growth) -> bool:
         for index, end in enumerate(step.ends):
-            if not await self._has_finished(topic.stream(self._site.keys, index), end):
+            if not await self._has_finished(topic.stream(self._instance.keys, index), end):
                 return False
         return True
 
     async def _has_finished(self, stream: str, end: str) -> bool:
         """Whether nothing up to ``end`` is pending or was not delivered."""
-        link = self._site.link
+        link = self._instance.link
         commands = (streams.xinfo_groups(stream), pack("XPENDING", stream, self._group, "-", end, 1))
         groups, pending = await link.call_many(stream, commands)
         row = None if isinstance(groups, Exception) else streams.group_named(groups, self._group)

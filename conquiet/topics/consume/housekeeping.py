@@ -12,7 +12,7 @@ from conquiet.metrics import producer_metrics
 from conquiet.topics.consume.desk import Desk
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.server import dead_letters, retention
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire import streams
 
 __all__ = ["Housekeeping"]
@@ -28,8 +28,8 @@ class Housekeeping:
     Whatever goes wrong with one partition, the others are kept, and it is tried again.
     """
 
-    def __init__(self, site: Site, desk: Desk, group: str) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, desk: Desk, group: str) -> None:
+        self._instance = instance
         self._desk = desk
         self._group = group
         self._background = Background()
@@ -58,11 +58,11 @@ class Housekeeping:
             moved = _FORWARDED
             while moved >= _FORWARDED:
                 moved = await dead_letters.forward(
-                    self._site, partition.topic, partition.index, self._group, _FORWARDED
+                    self._instance, partition.topic, partition.index, self._group, _FORWARDED
                 )
             # Another forwarder may have begun with some, and died.
-            outbox = self._site.keys.outbox(partition.stream, self._group)
-            partition.outbox = bool(await self._site.link.call(outbox, streams.xlen(outbox)))
+            outbox = self._instance.keys.outbox(partition.stream, self._group)
+            partition.outbox = bool(await self._instance.link.call(outbox, streams.xlen(outbox)))
             is_done = True
         except QueueError as error:
             _log.warning("%r: could not forward dead letters: %s", partition.stream, error)
@@ -80,7 +80,7 @@ class Housekeeping:
             self._failing = {failing for failing in self._failing if failing[0] in self._desk.partitions}
             for partition in self._desk.partitions.values():
                 partition.metrics.inflight(len(partition.held) + len(partition.leaving))
-            await self._site.clock.wait(self._desk.letters, _PAUSE)
+            await self._instance.clock.wait(self._desk.letters, _PAUSE)
 
     async def _attempt(
         self, what: str, work: Callable[[Partition], Coroutine[Any, Any, None]], partition: Partition
@@ -96,13 +96,13 @@ class Housekeeping:
             self._failing.discard(failing)
 
     def _is_to_be_trimmed(self, partition: Partition) -> bool:
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         return partition.topic.retention.trims and now >= partition.trim_at and not partition.lease.lost
 
     async def _trim(self, partition: Partition) -> None:
-        partition.trim_at = self._site.clock.monotonic() + partition.topic.retention.trim_interval
+        partition.trim_at = self._instance.clock.monotonic() + partition.topic.retention.trim_interval
         try:
-            trimmed = await retention.trim(self._site, partition.topic, partition.index)
+            trimmed = await retention.trim(self._instance, partition.topic, partition.index)
         except QueueError as error:
             _log.warning("%r: could not trim: %s", partition.stream, error)
             return

@@ -20,7 +20,7 @@ from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server import growth
 from conquiet.topics.server.external_groups import refuse_spark, settled
 from conquiet.topics.server.group import found_group
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
 from conquiet.wire.connections import Connections
 from conquiet.wire.lease import Lease
@@ -63,7 +63,7 @@ class Member:
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         topic: TopicLike,
         group: str,
@@ -72,7 +72,7 @@ class Member:
         crew: Crew,
         metrics: GroupMetrics,
     ) -> None:
-        self._site = site
+        self._instance = instance
         self._registry = registry
         self._name = topic
         self._group = group
@@ -81,17 +81,17 @@ class Member:
         self._crew = crew
         self._metrics = metrics
         self._topic: Topic | None = None
-        self._membership = Membership(site, group, me, options)
-        self._leases = PartitionLeases(site, group, me, options)
+        self._membership = Membership(instance, group, me, options)
+        self._leases = PartitionLeases(instance, group, me, options)
         self._draining: dict[int, asyncio.Task[None]] = {}
         self._limits: dict[int, str] = {}
         self._resets: list[bytes | None] = []
-        self._gate = Gate(site, group)
+        self._gate = Gate(instance, group)
         self._is_established = False
         self._look_at = 0.0
         self._changed = asyncio.Event()
-        self._beating = Connections(site.link.address)
-        self._keepalive = Keepalive(self._beat, options.lease_ttl / 3, site.clock)
+        self._beating = Connections(instance.link.address)
+        self._keepalive = Keepalive(self._beat, options.lease_ttl / 3, instance.clock)
 
     @property
     def has_topic(self) -> bool:
@@ -113,7 +113,7 @@ class Member:
 
     async def join(self) -> None:
         """Make sure that topic and group exist, become a member and take what is free."""
-        topic = await self._grown(await self._registry.look(self._name))
+        topic = await self._grown(await self._registry.fetch(self._name))
         refuse_spark(topic, self._group)
         self._topic = topic
         if self._topic.legacy and self._options.retry.mode == "requeue":
@@ -128,7 +128,7 @@ class Member:
         """Follow the group until cancelled, or until it or the topic is gone; ``start`` runs hand-overs beside it."""
         self._start = start
         while True:
-            await self._site.clock.wait(self._changed, _GLANCE)
+            await self._instance.clock.wait(self._changed, _GLANCE)
             try:
                 if await self._is_restless():
                     await self._rebalance()
@@ -159,7 +159,7 @@ class Member:
     def lose(self, stream: str) -> None:
         """Somebody was told that a lease is gone: forget it and look again."""
         for index, lease in list(self._leases.held.items()):
-            if self.topic.stream(self._site.keys, index) == stream:
+            if self.topic.stream(self._instance.keys, index) == stream:
                 lease.lost = True
                 self._forget(index)
                 self._metrics.lease_lost(index)
@@ -173,7 +173,7 @@ class Member:
     async def regroup(self, stream: str) -> None:
         """The server says that the group is gone: the lease is released, and taking it again decides."""
         for index in list(self._leases.held):
-            if self.topic.stream(self._site.keys, index) == stream:
+            if self.topic.stream(self._instance.keys, index) == stream:
                 await self._release(index)
         self._gate.forget()
         self.look_again()
@@ -190,7 +190,7 @@ class Member:
     async def _renew(self, index: int, lease: Lease) -> None:
         if await self._leases.renew(self._beating, index, lease):
             self._metrics.fenced(index, "renew", 1)
-            stream = self.topic.stream(self._site.keys, index)
+            stream = self.topic.stream(self._instance.keys, index)
             self._loop.call_soon_threadsafe(self._lost, index, lease, stream)
 
     def _lost(self, index: int, lease: Lease, stream: str) -> None:
@@ -202,7 +202,7 @@ class Member:
 
     async def _is_restless(self) -> bool:
         self._changed.clear()
-        if self._site.clock.monotonic() >= self._look_at:
+        if self._instance.clock.monotonic() >= self._look_at:
             return True
         return await self._membership.has_changed(self._topic_name)
 
@@ -228,13 +228,13 @@ class Member:
             self._metrics.owned(len(self._leases.held))
         unsettled = any(index not in self._leases.held or index not in wanted for index in asked)
         pause = _GLANCE if gated or unsettled or self._limits else self._pause(topic, look.next_look)
-        self._look_at = self._site.clock.monotonic() + pause
+        self._look_at = self._instance.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
         """The topic as it is; made again as it was if the server forgot everything."""
         if self.topic.legacy:
             return self.topic
-        found = await self._registry.look_up(self.topic.name)
+        found = await self._registry.fetch_or_none(self.topic.name)
         if found is None or found.legacy:
             if await self._membership.was_deleted(self._topic_name):
                 raise UnknownTopicError(f"topic {self._topic_name!r} was deleted")
@@ -248,10 +248,10 @@ class Member:
 
     async def _grown(self, topic: Topic) -> Topic:
         """The topic, with a growth completed whose author is not heard of any more."""
-        if topic.next_count is None or self._site.clock.monotonic() <= topic.switch_at + growth.OVERDUE:
+        if topic.next_count is None or self._instance.clock.monotonic() <= topic.switch_at + growth.OVERDUE:
             return topic
-        await growth.finish_growth(self._site, self._registry, topic)
-        return await self._registry.look(topic.name)
+        await growth.finish_growth(self._instance, self._registry, topic)
+        return await self._registry.fetch(topic.name)
 
     async def _heed_spark(self, topic: Topic) -> Topic:
         """The topic, unless its meta says that the group is a Spark query's.
@@ -260,7 +260,7 @@ class Member:
         on, and one that has just joined waits for the outcome, which may be either.
         """
         if not self._is_established:
-            topic = await settled(self._site, self._registry, topic, self._group)
+            topic = await settled(self._instance, self._registry, topic, self._group)
         refuse_spark(topic, self._group)
         self._is_established = True
         return topic
@@ -282,9 +282,9 @@ class Member:
 
     async def _drain(self, index: int) -> None:
         try:
-            await self._crew.drain(self.topic.stream(self._site.keys, index))
+            await self._crew.drain(self.topic.stream(self._instance.keys, index))
             await self._release(index)
-            await growth.call_members(self._site, self._topic_name, self._group)
+            await growth.call_members(self._instance, self._topic_name, self._group)
         except QueueError as error:
             _log.warning("group %r: could not hand partition %d over: %s", self._group, index, error)
         finally:
@@ -295,20 +295,20 @@ class Member:
         lease = self._leases.held.get(index)
         if lease is None:
             return
-        stream = self.topic.stream(self._site.keys, index)
+        stream = self.topic.stream(self._instance.keys, index)
         self._forget(index)  # first: a renewal that comes later must not find it lost
         if not await self._leases.release(stream, lease):
             self._metrics.fenced(index, "release", 1)
 
     def _forget(self, index: int) -> None:
         self._leases.held.pop(index, None)
-        self._crew.drop(self.topic.stream(self._site.keys, index))
+        self._crew.drop(self.topic.stream(self._instance.keys, index))
         self._metrics.owned(len(self._leases.held))
 
     def _pause(self, topic: Topic, next_look: float) -> float:
         pause = min(next_look, self._options.lease_ttl / 3)
         if topic.next_count is not None:
-            pause = min(pause, topic.switch_at - HOLD - self._site.clock.monotonic())
+            pause = min(pause, topic.switch_at - HOLD - self._instance.clock.monotonic())
         return max(pause, 0.05)
 
     async def _heed_growth(self, topic: Topic, free: Iterable[int]) -> list[int]:
@@ -319,7 +319,7 @@ class Member:
         # What was taken before the group was set back is kept, and nothing is taken from it.
         self._limits |= dict.fromkeys(closed & self._leases.held.keys(), "0-0")
         for index in self._leases.held:
-            self._crew.limit(topic.stream(self._site.keys, index), self._limits.get(index))
+            self._crew.limit(topic.stream(self._instance.keys, index), self._limits.get(index))
         return [index for index in free if index in closed]
 
     # --- the group itself -----------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Member:
     async def _ensure_group(self, topic: Topic, start: str | None = None) -> None:
         """Make sure that the group is on every partition: from now on it misses nothing."""
         start = self._options.start_id if start is None else start
-        found = await found_group(self._site, self._registry, topic, self._group, start)
+        found = await found_group(self._instance, self._registry, topic, self._group, start)
         self._leases.known = set(range(found.span))
 
     @property

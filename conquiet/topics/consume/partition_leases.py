@@ -11,7 +11,7 @@ from typing import Final
 from conquiet.errors import GroupLostError, QueueError
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.external_groups import spark_owned
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.connections import Connections
 from conquiet.wire.lease import Lease
@@ -56,8 +56,8 @@ class Owners:
 class PartitionLeases:
     """The leases of one member in one group."""
 
-    def __init__(self, site: Site, group: str, me: str, options: SubscribeOptions) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, group: str, me: str, options: SubscribeOptions) -> None:
+        self._instance = instance
         self._group = group
         self._me = me
         self._options = options
@@ -71,7 +71,7 @@ class PartitionLeases:
     async def owners(self, topic: Topic, now: int) -> Owners:
         """Who holds each partition at the server's time ``now``."""
         leases = [self._key(topic, index) for index in range(topic.partitions)]
-        asked = (self._site.link.call(key, pack("HMGET", key, "owner", "until_ms", "resets")) for key in leases)
+        asked = (self._instance.link.call(key, pack("HMGET", key, "owner", "until_ms", "resets")) for key in leases)
         replies = await asyncio.gather(*asked)
         members: dict[int, str] = {}
         first = self._options.lease_ttl
@@ -84,15 +84,15 @@ class PartitionLeases:
 
     async def acquire(self, topic: Topic, index: int, limit: str | None) -> Acquired | None:
         """Take a partition, to be read up to ``limit``; ``None`` if another holds it, or it cannot be read."""
-        stream = topic.stream(self._site.keys, index)
-        key, options, clock = self._key(topic, index), self._options, self._site.clock
+        stream = topic.stream(self._instance.keys, index)
+        key, options, clock = self._key(topic, index), self._options, self._instance.clock
         known = "1" if index in self.known else "0"
         lost = _LOST[options.on_group_lost]
         ttl = round(options.lease_ttl * 1000)
         asked = clock.monotonic()
         call = _ACQUIRE([key, stream], self._me, ttl, clock.offset_ms, self._group, "0-0", self.since, known, lost)
         try:
-            status, *rest = await self._site.run(stream, call)
+            status, *rest = await self._instance.run(stream, call)
         except QueueError as error:  # one bad partition does not stop the others
             _log.error("group %r: cannot take %r: %s", self._group, stream, error)
             return None
@@ -108,8 +108,8 @@ class PartitionLeases:
 
     async def renew(self, link: Connections, index: int, lease: Lease) -> bool:
         """Prolong a lease over ``link``; whether it turned out to be lost while the member took it for held."""
-        asked = self._site.clock.monotonic()
-        [reply] = await run_many(link, lease.key, [lease.renewal(self._site.clock.offset_ms)])
+        asked = self._instance.clock.monotonic()
+        [reply] = await run_many(link, lease.key, [lease.renewal(self._instance.clock.offset_ms)])
         lease.renewed(reply, asked)
         if isinstance(reply, Exception):
             link.refuse(lease.key, reply)
@@ -118,14 +118,14 @@ class PartitionLeases:
     async def release(self, stream: str, lease: Lease) -> bool:
         """Give up the lease of a partition; whether it was still held."""
         call = _RELEASE([lease.key, stream], lease.owner, lease.epoch, self._group)
-        return bool(await self._site.insist(stream, call) != 0)
+        return bool(await self._instance.insist(stream, call) != 0)
 
     def _begin(self, topic: Topic, index: int, reply: Iterable[Reply], asked: float, limit: str | None) -> Acquired:
         epoch, crashed, running, last = (part.decode() for part in reply)
         lease = Lease.acquired(self._key(topic, index), self._me, int(epoch), self._options.lease_ttl, asked)
         self.known.add(index)
         self.held[index] = lease
-        return Acquired(topic, index, topic.stream(self._site.keys, index), lease, crashed, running, last, limit)
+        return Acquired(topic, index, topic.stream(self._instance.keys, index), lease, crashed, running, last, limit)
 
     def _key(self, topic: Topic, index: int) -> str:
-        return self._site.keys.lease(topic.stream(self._site.keys, index), self._group)
+        return self._instance.keys.lease(topic.stream(self._instance.keys, index), self._group)

@@ -13,7 +13,7 @@ from conquiet.topics.consume.desk import AFTER_ERROR, Desk
 from conquiet.topics.consume.exchange import Exchanges, Step
 from conquiet.topics.consume.partition import Partition, Reader
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire import streams
 from conquiet.wire.address import Endpoint
 from conquiet.wire.interrupt import Interrupt
@@ -41,10 +41,10 @@ class Reading:
     what was handled is acknowledged by the same call that takes more.
     """
 
-    def __init__(self, site: Site, desk: Desk, exchanges: Exchanges, options: SubscribeOptions) -> None:
+    def __init__(self, instance: Instance, desk: Desk, exchanges: Exchanges, options: SubscribeOptions) -> None:
         self.is_stopped = False
         """Whether nothing new is taken, while what was taken goes on."""
-        self._site = site
+        self._instance = instance
         self._desk = desk
         self._exchanges = exchanges
         self._options = options
@@ -91,7 +91,7 @@ class Reading:
             reader.is_flushing = False
 
     def _settlements(self, partition: Partition) -> Iterable[Step]:
-        if partition.lease.lost or self._site.clock.monotonic() < partition.ask_at:
+        if partition.lease.lost or self._instance.clock.monotonic() < partition.ask_at:
             return
         if partition.failed:
             yield from self._exchanges.failures(partition)
@@ -105,10 +105,10 @@ class Reading:
         failures = 0
         while partition.stream in self._desk.partitions and partition.reader is None:
             try:
-                home = await self._site.link.home(partition.stream)
+                home = await self._instance.link.home(partition.stream)
             except QueueError as error:
                 _log.warning("cannot find the node of %r: %s", partition.stream, error)
-                await self._site.clock.sleep(AFTER_ERROR.delay(failures))
+                await self._instance.clock.sleep(AFTER_ERROR.delay(failures))
                 failures += 1
                 continue
             reader = self._readers.get(home)
@@ -131,17 +131,17 @@ class Reading:
                 await self._move(parts)
             except Exception:
                 _log.exception("a mistake in the reader; it goes on")
-                await self._site.clock.sleep(AFTER_ERROR.cap)
+                await self._instance.clock.sleep(AFTER_ERROR.cap)
 
     async def _look_at_home(self, reader: _Reader, parts: Sequence[Partition]) -> None:
         """After a failover the node is another, after a restart the connection, also if nobody noticed a failure."""
-        opened, reader.opened = reader.opened, self._site.link.opened(reader.home)
+        opened, reader.opened = reader.opened, self._instance.link.opened(reader.home)
         if opened != reader.opened:
             self._distrust(parts)
         self._distrust([part for part in parts if part.doubt.is_open])
-        if parts and self._site.link.address.kind != "single":
+        if parts and self._instance.link.address.kind != "single":
             stream = parts[0].stream
-            seen, reader.seen = reader.seen, (stream, await self._site.link.home(stream))
+            seen, reader.seen = reader.seen, (stream, await self._instance.link.home(stream))
             if seen[0] == stream and seen != reader.seen:
                 self._distrust(parts)
 
@@ -189,7 +189,7 @@ class Reading:
 
     def _plan(self, reader: _Reader, parts: Sequence[Partition]) -> list[Step]:
         """What to take, and what to settle along with it; nothing if there is nothing to take."""
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         is_busy = any(part.hot for part in parts)
         hungry: list[Partition] = []
         for part in parts:
@@ -251,7 +251,7 @@ class Reading:
 
     async def _rest(self, reader: _Reader, parts: Sequence[Partition]) -> None:
         """Nothing to say: wait for news, for room, for something that falls due, or to be woken."""
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         cold = [] if self._room() <= 0 else [part for part in parts if self._may_take(part, now) and part.page is None]
         patience = self._patience(parts, now)
         # One that was refused is asked by itself: a wait for many fails with any of them.
@@ -261,7 +261,7 @@ class Reading:
         elif steps := [step for part in parts for step in self._settlements(part)]:
             await self._exchange(reader, steps)
         else:
-            await self._site.clock.wait(reader.event, patience)
+            await self._instance.clock.wait(reader.event, patience)
 
     def _patience(self, parts: Sequence[Partition], now: float) -> float:
         # What is due is let in without room only where it blocks others.
@@ -271,7 +271,7 @@ class Reading:
         return max(min([self._options.poll_timeout, *(moment - now for moment in moments)]), 0.001)
 
     async def _listen(self, reader: _Reader, cold: list[Partition], patience: float) -> None:
-        link = self._site.link
+        link = self._instance.link
         heard = cold
         if link.address.kind == "cluster":
             heard = [max(cold, key=lambda part: part.taken)]
@@ -292,7 +292,7 @@ class Reading:
             raise
         finally:
             reader.is_waiting = False
-            reader.heard_at = self._site.clock.monotonic()
+            reader.heard_at = self._instance.clock.monotonic()
         for stream in streams.streams_of(reply):
             if (found := self._desk.partitions.get(stream)) is not None:
                 found.hot = True
@@ -301,8 +301,8 @@ class Reading:
 
     def _poll(self, reader: _Reader, cold: list[Partition]) -> None:
         """Ask some of the others too: a wait does not tell of what was replayed, delayed, or is on another slot."""
-        is_cluster = self._site.link.address.kind == "cluster"
-        now = self._site.clock.monotonic()
+        is_cluster = self._instance.link.address.kind == "cluster"
+        now = self._instance.clock.monotonic()
         if not is_cluster and now < reader.poll_at:
             return
         reader.poll_at = now + self._options.poll_timeout
@@ -313,11 +313,11 @@ class Reading:
     async def _pause_after(self, error: QueueError) -> None:
         self._desk.errors += 1
         _log.warning("Redis is away, trying again: %s", error)
-        await self._site.clock.sleep(AFTER_ERROR.delay(min(self._desk.errors, 10)))
+        await self._instance.clock.sleep(AFTER_ERROR.delay(min(self._desk.errors, 10)))
 
     async def _move(self, parts: Sequence[Partition]) -> None:
         """After a failure partitions may live on other nodes than before."""
-        if self._site.link.address.kind == "cluster":
+        if self._instance.link.address.kind == "cluster":
             for part in parts:
                 part.reader = None
                 self._background.start(self._place(part), "place")

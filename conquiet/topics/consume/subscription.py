@@ -24,7 +24,7 @@ from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.standstill import Standstill
 from conquiet.topics.consume.worker import Worker
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, TopicLike
 from conquiet.wire.keys import name
 
@@ -56,7 +56,7 @@ class _Consumer:
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         codec: Codec,
         topics: Sequence[TopicLike],
@@ -64,7 +64,7 @@ class _Consumer:
         options: SubscribeOptions,
         delivery: type[Delivery] = Delivery,
     ) -> None:
-        self._site = site
+        self._instance = instance
         self._registry = registry
         self._topics = list(topics)
         if not self._topics or len(set(self._topics)) < len(self._topics):
@@ -74,8 +74,8 @@ class _Consumer:
         self._name = options.consumer or process_name()
         self._me = f"{self._name}#{incarnation()}"
         self._metrics: dict[str, GroupMetrics] = {}
-        exchanges = Exchanges(site, group, codec, options.dead_letter, delivery)
-        self._worker = Worker(site, group, exchanges, options, self._metrics_of, self._lost, self._no_group)
+        exchanges = Exchanges(instance, group, codec, options.dead_letter, delivery)
+        self._worker = Worker(instance, group, exchanges, options, self._metrics_of, self._lost, self._no_group)
         self._members: list[Member] = []
         self._background = Background()
         self._stopping = asyncio.Event()
@@ -197,10 +197,10 @@ class _Consumer:
     async def _join(self) -> None:
         self._worker.start(self._hands)  # before anything is taken that they would have to be told of
         for topic in self._topics:
-            found = await self._registry.look(topic)
+            found = await self._registry.fetch(topic)
             metrics = self._metrics_of(found.name)
             member = Member(
-                self._site, self._registry, topic, self._group, self._me, self._options, self._worker, metrics
+                self._instance, self._registry, topic, self._group, self._me, self._options, self._worker, metrics
             )
             self._members.append(member)
             await member.join()
@@ -253,7 +253,7 @@ class Subscription(_Consumer):
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         codec: Codec,
         topics: Sequence[TopicLike],
@@ -262,9 +262,9 @@ class Subscription(_Consumer):
         *,
         handler: Handler | BatchHandler,
     ) -> None:
-        super().__init__(site, registry, codec, topics, group, options)
+        super().__init__(instance, registry, codec, topics, group, options)
         worker = self._worker
-        self._hands = self._handling = Handling(handler, options, worker.desk.ready, worker.finished, site.clock)
+        self._hands = self._handling = Handling(handler, options, worker.desk.ready, worker.finished, instance.clock)
 
 
 class Messages(_Consumer):
@@ -275,7 +275,7 @@ class Messages(_Consumer):
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         codec: Codec,
         topics: Sequence[TopicLike],
@@ -286,10 +286,10 @@ class Messages(_Consumer):
     ) -> None:
         if options.batch_handler:
             raise ConfigError("batch_handler is for subscribe: here nothing is handled")
-        super().__init__(site, registry, codec, topics, group, options, delivery)
+        super().__init__(instance, registry, codec, topics, group, options, delivery)
         desk = self._worker.desk
-        self._standstill = Standstill(desk.partitions, options.max_inflight, site.clock)
-        self._hands = self._pulling = Pulling(desk.ready, self._standstill, site.clock)
+        self._standstill = Standstill(desk.partitions, options.max_inflight, instance.clock)
+        self._hands = self._pulling = Pulling(desk.ready, self._standstill, instance.clock)
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self

@@ -10,7 +10,7 @@ from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.desk import AFTER_ERROR, Desk
 from conquiet.topics.consume.exchange import Exchanges
 from conquiet.topics.consume.partition import Partition
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 
 __all__ = ["Suspects"]
 
@@ -23,8 +23,8 @@ class Suspects:
     If the process dies, the crash counts against that one.
     """
 
-    def __init__(self, site: Site, desk: Desk, exchanges: Exchanges) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, desk: Desk, exchanges: Exchanges) -> None:
+        self._instance = instance
         self._desk = desk
         self._exchanges = exchanges
         self._background = Background()
@@ -57,7 +57,7 @@ class Suspects:
                 break
             except QueueError as error:
                 _log.warning("%r: cannot mark a suspect: %s", part.stream, error)
-                await self._site.clock.sleep(AFTER_ERROR.delay(failures))
+                await self._instance.clock.sleep(AFTER_ERROR.delay(failures))
                 failures += 1
         if delivery is None or part.lease.lost:
             self.look(part)

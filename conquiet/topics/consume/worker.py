@@ -16,7 +16,7 @@ from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.consume.reading import Reading
 from conquiet.topics.consume.suspects import Suspects
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 
 __all__ = ["Worker"]
 
@@ -31,7 +31,7 @@ class Worker:
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         group: str,
         exchanges: Exchanges,
         options: SubscribeOptions,
@@ -39,10 +39,10 @@ class Worker:
         on_lost: Callable[[Partition], None],
         on_no_group: Callable[[Partition], None],
     ) -> None:
-        self.desk = Desk(site, exchanges, options, self)
-        self._reading = Reading(site, self.desk, exchanges, options)
-        self._suspects = Suspects(site, self.desk, exchanges)
-        self._housekeeping = Housekeeping(site, self.desk, group)
+        self.desk = Desk(instance, exchanges, options, self)
+        self._reading = Reading(instance, self.desk, exchanges, options)
+        self._suspects = Suspects(instance, self.desk, exchanges)
+        self._housekeeping = Housekeeping(instance, self.desk, group)
         self._options = options
         self._metrics_of = metrics_of
         self._on_lost = on_lost

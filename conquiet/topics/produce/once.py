@@ -26,7 +26,7 @@ from conquiet.topics.format.envelope import WITH_HEADERS, WITH_ID, WITH_KEY
 from conquiet.topics.produce.batching import CHUNK, CHUNK_BYTES, named_partitioner
 from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import retention, writes
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.topics.server.writes import Chunk, Write, begin, forget
 
@@ -139,13 +139,15 @@ class Appender:
     A chunk whose answer was lost is sent again, for about ten seconds: that is harmless, since it is appended once.
     """
 
-    def __init__(self, site: Site, topic: Topic, write: Write, part: int, chance: random.Random | None = None) -> None:
-        self._site = site
+    def __init__(
+        self, instance: Instance, topic: Topic, write: Write, part: int, chance: random.Random | None = None
+    ) -> None:
+        self._instance = instance
         self._topic = topic
         self._write = write
         self._part = part
         self._metrics = producer_metrics(topic.name)
-        self._trimming = Trimming(site, _TRIM_EVERY, topic.span, chance or random.Random())
+        self._trimming = Trimming(instance, _TRIM_EVERY, topic.span, chance or random.Random())
         self._waiting: dict[int, asyncio.Queue[Chunk]] = {}
         self._background = Background()
         self._failure: Exception | None = None
@@ -192,7 +194,7 @@ class Appender:
         while status == b"FULL" and more[0]:  # what is finished makes room step by step
             status, count, *more = await self._sent(chunk)
         rows, partition = len(chunk.kinds), chunk.partition
-        if status == b"FULL" and await retention.make_room(self._site, self._topic, partition, rows):
+        if status == b"FULL" and await retention.make_room(self._instance, self._topic, partition, rows):
             status, count, *more = await self._sent(chunk)
         if status == b"FULL":
             limit = self._topic.retention.max_len
@@ -207,8 +209,8 @@ class Appender:
         return Appended(count, rows - count, count if status == b"DIFFERS" else 0)
 
     async def _sent(self, chunk: Chunk) -> list[Any]:
-        topic, stream = self._topic, self._topic.stream(self._site.keys, chunk.partition)
-        call = writes.append_rows(self._site, topic, self._write, self._part, chunk)
+        topic, stream = self._topic, self._topic.stream(self._instance.keys, chunk.partition)
+        call = writes.append_rows(self._instance, topic, self._write, self._part, chunk)
         again = partial(_log.warning, "topic %r, partition %d: sent again: %s", topic.name, chunk.partition)
-        reply: list[Any] = await patiently(self._site.clock, partial(self._site.run, stream, call), again)
+        reply: list[Any] = await patiently(self._instance.clock, partial(self._instance.run, stream, call), again)
         return reply

@@ -13,14 +13,14 @@ from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, run, run_many
 from conquiet.wire.streams import pack
 
-__all__ = ["Site"]
+__all__ = ["Instance"]
 
 _PATIENCE: Final = 1.0
 """Seconds for which a call that can be repeated is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Instance:
     """Connections to the servers, the names of the keys there, and the clock that decides."""
 
     link: Connections
