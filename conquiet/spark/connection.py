@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from conquiet.errors import ConfigError
 from conquiet.spark.options import Place
 from conquiet.sync._portal import call
-from conquiet.topics.outside import Registry, Site, Topic
+from conquiet.topics.outside import Instance, Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
@@ -16,24 +16,24 @@ from conquiet.wire.keys import Keys
 __all__ = ["connected", "find", "not_legacy", "opened"]
 
 
-def opened(place: Place) -> Site:
+def opened(place: Place) -> Instance:
     """A way to ``place`` that connects with the first call; ``ConfigError`` for a URL that cannot be one."""
-    return Site(Connections(Address.of(place.url)), Keys(place.namespace))
+    return Instance(Connections(Address.of(place.url)), Keys(place.namespace))
 
 
 @contextmanager
-def connected(place: Place) -> Generator[Site]:
+def connected(place: Place) -> Generator[Instance]:
     """A way to ``place``, closed at the end of the block."""
-    site = opened(place)
+    instance = opened(place)
     try:
-        yield site
+        yield instance
     finally:
-        call(site.link.aclose)
+        call(instance.link.aclose)
 
 
-async def find(site: Site, place: Place) -> Topic:
+async def find(instance: Instance, place: Place) -> Topic:
     """The topic as it is now; ``UnknownTopicError`` if there is none. Nothing is written: streams ask very often."""
-    return await Registry(site).existing(place.topic)
+    return await Registry(instance).existing(place.topic)
 
 
 def not_legacy(topic: Topic) -> Topic:

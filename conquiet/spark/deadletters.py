@@ -19,7 +19,7 @@ from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
 from conquiet.topics import outside
-from conquiet.topics.outside import DeadLetter, Site
+from conquiet.topics.outside import DeadLetter, Instance
 
 pa: Any = pyarrow  # it has no types
 
@@ -61,16 +61,16 @@ class LetterReader(DataSourceReader):
     @briefly
     def partitions(self) -> list[InputPartition]:
         """One."""
-        with connected(self._options.place) as site:
-            call(find, site, self._options.place)  # a topic that is not there is the user's to see now
+        with connected(self._options.place) as instance:
+            call(find, instance, self._options.place)  # a topic that is not there is the user's to see now
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """All letters, the oldest first."""
         schema = arrow_schema(self._schema)
-        with connected(self._options.place) as site:
-            topic = call(find, site, self._options.place)
-            for page in items(outside.letter_pages(site, topic, "-", "+")):
+        with connected(self._options.place) as instance:
+            topic = call(find, instance, self._options.place)
+            for page in items(outside.letter_pages(instance, topic, "-", "+")):
                 rows = [_row(letter) for letter in page]
                 arrays = [pa.array([row[name] for row in rows], schema.field(name).type) for name in schema.names]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -93,8 +93,8 @@ def replay(frame: DataFrame, url: str, topic: str, *, namespace: str = "") -> in
     opened(place)
     if "id" not in frame.columns:
         raise ConfigError(f"a dead letter is known by its column 'id', but there are only {', '.join(frame.columns)}")
-    with connected(place) as site:
-        call(find, site, place)
+    with connected(place) as instance:
+        call(find, instance, place)
     with plainly():
         ids = frame.select("id").dropna().distinct()
         answers = ids.rdd.mapPartitions(lambda rows: [_replayed(place, rows)]).collect()
@@ -109,13 +109,13 @@ def _replayed(place: Place, rows: Iterable[Row]) -> int | ConquietError:
     ids = [row["id"] for row in rows]
     if not ids:
         return 0
-    with connected(place) as site:
+    with connected(place) as instance:
         try:
-            return call(_replay, site, place, ids)
+            return call(_replay, instance, place, ids)
         except (ConfigError, GroupLostError) as error:
             return error.with_traceback(None)
 
 
-async def _replay(site: Site, place: Place, ids: list[str]) -> int:
-    topic = await find(site, place)
-    return await outside.replay(site, topic, ids)
+async def _replay(instance: Instance, place: Place, ids: list[str]) -> int:
+    topic = await find(instance, place)
+    return await outside.replay(instance, topic, ids)

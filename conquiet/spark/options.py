@@ -68,7 +68,7 @@ class ReadOptions:
     """For single partitions: the ID after which. The others are read from the beginning."""
     splits: int = 1
     page: int = 2_000
-    most: int | None = None
+    limit: int | None = None
     fail_on_loss: bool = True
     group: str | None = None
     schema: str | None = None

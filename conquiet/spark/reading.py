@@ -29,7 +29,7 @@ from conquiet.spark.payload import PayloadParser, schema_of
 from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
-from conquiet.topics.outside import End, Site, Topic, ends, pages
+from conquiet.topics.outside import End, Instance, Topic, ends, pages
 from conquiet.wire.streams import Entry
 
 __all__ = ["CORRUPT", "Slice", "batch_slices", "check_starts", "columns", "header_text", "lost", "read_slice", "split"]
@@ -70,8 +70,8 @@ class Slice(InputPartition):
 
 def batch_slices(options: ReadOptions) -> list[Slice]:
     """What a bounded read reads: all that is there now, within the bounds that the user has set."""
-    with connected(options.place) as site:
-        topic, found = call(_look, site, options)
+    with connected(options.place) as instance:
+        topic, found = call(_look, instance, options)
         check_starts(options, topic)
         slices: list[Slice] = []
         for partition, end in enumerate(found):
@@ -79,7 +79,7 @@ def batch_slices(options: ReadOptions) -> list[Slice]:
             if since is None:
                 since = before(end.first) if end.first is not None and options.start == "earliest" else end.last
             until = end.last if options.until is None else min(end.last, options.until, key=_upper)
-            stream = topic.stream(site.keys, partition)
+            stream = topic.stream(instance.keys, partition)
             slices += split(Slice(partition, stream, since, until), end, options.splits)
         return slices
 
@@ -92,9 +92,9 @@ def check_starts(options: ReadOptions, topic: Topic) -> None:
             raise ConfigError(f"startingOffsets tells of partition {partition}, but {many}")
 
 
-async def _look(site: Site, options: ReadOptions) -> tuple[Topic, list[End]]:
-    topic = await find(site, options.place)
-    return topic, await ends(site, topic)
+async def _look(instance: Instance, options: ReadOptions) -> tuple[Topic, list[End]]:
+    topic = await find(instance, options.place)
+    return topic, await ends(instance, topic)
 
 
 def _upper(id: str) -> tuple[int, float]:
@@ -196,8 +196,8 @@ def read_slice(options: ReadOptions, schema: StructType, part: Slice) -> Iterato
     parser = None if options.schema is None else PayloadParser(schema_of(options.schema))
     table = Table(options.place.topic, schema, parser, options.group)
     count = 0
-    with connected(options.place) as site:
-        for page in items(pages(site, part.stream, part.since, part.until, options.page)):
+    with connected(options.place) as instance:
+        for page in items(pages(instance, part.stream, part.since, part.until, options.page)):
             count += len(page)
             yield table.batch(part.partition, page)
     if part.expected is not None and count < part.expected:

@@ -96,7 +96,7 @@ class TopicSink:
     def _write(self) -> Write:
         """One a stage of a job: its retries have its number, and an RDD that is used again brings the same pickle."""
         context = TaskContext.get()
-        # Outside of tasks nobody tries anything again, and each call brings rows of its own.
+        # Outside of tasks nothing is tried again, and each call brings rows of its own.
         name = uuid4().hex if context is None else f"{self._name}-{context.stageId()}"
         return Write(name, by_id=self._columns.id is not None)
 
@@ -132,11 +132,11 @@ class _Once(TopicSink):
         """Refuse what cannot be written before any task begins."""
         Layout.of(frame.columns, self._columns).check(frame.schema)
         self._schema = frame.schema
-        with connected(self._place) as site:
-            not_legacy(call(find, site, self._place))
+        with connected(self._place) as instance:
+            not_legacy(call(find, instance, self._place))
 
     def clean_up(self) -> None:
-        """Do not remember for days what was written: nobody will repeat it."""
+        """Do not remember for days what was written: it will not be repeated."""
         done_with(self._place, self._write())
 
 

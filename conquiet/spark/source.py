@@ -68,7 +68,7 @@ class TopicDataSource(DataSource):
         options = ReadOptions.of(self.options)
         if options.group is not None:
             raise ConfigError("group is for streams: a bounded read has no progress to publish")
-        if options.most is not None:
+        if options.limit is not None:
             raise ConfigError("maxRowsPerBatch is for streams: a bounded read is one batch")
         return deadletters.LetterReader(options, schema) if options.dead_letters else TopicReader(options, schema)
 
@@ -105,8 +105,8 @@ def _checked(options: Any, schema: StructType, overwrite: bool) -> tuple[WriteOp
     wanted = Columns(found.key, found.payload, found.headers, found.id_column, found.null_keys == "allow")
     layout = Layout.of(schema.fieldNames(), wanted)
     layout.check(schema)
-    with connected(found.place) as site:
-        not_legacy(call(find, site, found.place))
+    with connected(found.place) as instance:
+        not_legacy(call(find, instance, found.place))
     return found, layout
 
 
@@ -156,8 +156,8 @@ class TopicWriter(DataSourceArrowWriter):
         """Refuse what cannot be repeated any more before the first task, if this may be a repetition."""
         place = self._given.place
         if self._write.goes_on:
-            with connected(place) as site:
-                call(begin, site, call(find, site, place), self._write)
+            with connected(place) as instance:
+                call(begin, instance, call(find, instance, place), self._write)
 
     @briefly
     def write(self, iterator: Iterator[Any]) -> TaskDone:

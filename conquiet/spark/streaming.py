@@ -28,9 +28,9 @@ from conquiet.spark.versions import AvailableNow, read_limit
 from conquiet.sync._portal import call
 from conquiet.topics.outside import (
     End,
+    Instance,
     Position,
     Registry,
-    Site,
     Topic,
     adopt_group,
     ends,
@@ -61,7 +61,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._site: Site | None = None
+        self._instance: Instance | None = None
         self._bounds: Bounds | None = None
         self._target: Offset | None = None
         """Where a query ends that reads what is available now."""
@@ -93,14 +93,14 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
         """Where the next batch ends."""
         since = self._reached if start is None else dict(start)
-        most = self._options.most if start is None else getattr(limit, "max_rows", None)
-        end = self._ask(self._latest, since, most)
+        rows = self._options.limit if start is None else getattr(limit, "max_rows", None)
+        end = self._ask(self._latest, since, rows)
         self._reached = end
         return end
 
     def getDefaultReadLimit(self) -> Any:
         """The user's own limit."""
-        return read_limit(self._options.most)
+        return read_limit(self._options.limit)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Where the topic ends; for progress reports."""
@@ -146,30 +146,30 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         _log.warning("topic %r: asked again: %s", self._options.place.topic, error)
 
     async def _close(self) -> None:
-        (site, self._site), (bounds, self._bounds) = (self._site, None), (self._bounds, None)
+        (instance, self._instance), (bounds, self._bounds) = (self._instance, None), (self._bounds, None)
         if bounds is not None:
             await bounds.aclose()
-        if site is not None:
-            await site.link.aclose()
+        if instance is not None:
+            await instance.link.aclose()
 
-    async def _look(self) -> tuple[Site, Topic, list[End]]:
-        if self._site is None:
-            self._site = opened(self._options.place)
-        topic = await find(self._site, self._options.place)
-        return self._site, topic, await ends(self._site, topic)
+    async def _look(self) -> tuple[Instance, Topic, list[End]]:
+        if self._instance is None:
+            self._instance = opened(self._options.place)
+        topic = await find(self._instance, self._options.place)
+        return self._instance, topic, await ends(self._instance, topic)
 
     async def _initial(self) -> Offset:
-        site, topic, found = await self._look()
+        instance, topic, found = await self._look()
         check_starts(self._options, topic)
         offset: Offset = {}
         for partition, end in enumerate(found):
-            place = await self._beginning(site, topic.stream(site.keys, partition), partition, end)
+            place = await self._beginning(instance, topic.stream(instance.keys, partition), partition, end)
             planned = (self._reached or {}).get(str(partition), place)
             offset[str(partition)] = min(place, planned, key=lambda one: order(one[0]))
-        await self._adopt(site, topic, offset)
+        await self._adopt(instance, topic, offset)
         return offset
 
-    async def _beginning(self, site: Site, stream: str, partition: int, end: End) -> list[Any]:
+    async def _beginning(self, instance: Instance, stream: str, partition: int, end: End) -> list[Any]:
         """Where a partition is begun: always a place that it has had, so that what is missing later was lost."""
         options = self._options
         given = options.since or (options.starts or {}).get(str(partition))
@@ -179,38 +179,38 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
             return [end.last, end.added]
         if order(given) < order(end.first):
             return [before(end.first), end.gone]
-        return [await last_up_to(site, stream, given) or given, None]
+        return [await last_up_to(instance, stream, given) or given, None]
 
     async def _end_of_all(self) -> Offset:
         _, _, found = await self._look()
         return {str(partition): [end.last, end.added] for partition, end in enumerate(found)}
 
-    async def _latest(self, since: Offset | None, most: int | None) -> Offset:
-        site, topic, found = await self._look()
+    async def _latest(self, since: Offset | None, limit: int | None) -> Offset:
+        instance, topic, found = await self._look()
         if since is not None and self._options.group is not None:
-            await self._adopt(site, topic, since)
+            await self._adopt(instance, topic, since)
             await self._publish(since)
         whole = _whole(self._target, found, since or {})
-        if most is None or since is None:
+        if limit is None or since is None:
             return whole
         if self._bounds is None:
-            self._bounds = Bounds(site)
+            self._bounds = Bounds(instance)
         offset: Offset = {}
-        left = most
-        if most < len(whole):  # not all get something, so it is their turn who have waited the longest
+        left = limit
+        if limit < len(whole):  # not all get something, so it is their turn who have waited the longest
             turns = sorted(whole, key=lambda partition: order(_position(since, partition)[0]))
         else:  # partitions with little to read leave the rest to the others
             turns = sorted(whole, key=lambda partition: _backlog(since, whole, partition))
         for done, partition in enumerate(turns):
             share = -(-left // (len(turns) - done))
             start = _position(since, partition)
-            stream, end = topic.stream(site.keys, int(partition)), found[int(partition)]
+            stream, end = topic.stream(instance.keys, int(partition)), found[int(partition)]
             count, offset[partition] = await _bounded(self._bounds, stream, start, whole[partition], end, share)
             left -= count
         return {partition: offset[partition] for partition in whole}
 
     async def _slices(self, start: Offset, end: Offset) -> list[Slice]:
-        site, topic, found = await self._look()
+        instance, topic, found = await self._look()
         slices: list[Slice] = []
         for partition in sorted(start.keys() | end.keys(), key=int):
             index, (since, read) = int(partition), _position(start, partition)
@@ -232,18 +232,18 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
                 lost(self._options, index, gone)
                 read = None
             expected = added - read if added is not None and read is not None else None
-            whole = Slice(index, topic.stream(site.keys, index), since, until, expected)
+            whole = Slice(index, topic.stream(instance.keys, index), since, until, expected)
             slices += split(whole, now, self._options.splits)
         return slices
 
     # --- the group -------------------------------------------------------------------------------------------------
 
-    async def _adopt(self, site: Site, topic: Topic, offset: Offset) -> None:
+    async def _adopt(self, instance: Instance, topic: Topic, offset: Offset) -> None:
         group = self._options.group
         if group is None or self._adopted >= topic.partitions:
             return
         places = {index: _progress(_position(offset, str(index))) for index in range(topic.partitions)}
-        await adopt_group(site, Registry(site), topic, group, places)
+        await adopt_group(instance, Registry(instance), topic, group, places)
         self._adopted = topic.partitions
 
     async def _publish(self, offset: Offset) -> None:
@@ -251,38 +251,38 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
             return
         if offset == self._published and time.monotonic() - self._published_at < _SHOWN:
             return
-        if self._site is None:
-            self._site = opened(self._options.place)
-        topic = await find(self._site, self._options.place)
+        if self._instance is None:
+            self._instance = opened(self._options.place)
+        topic = await find(self._instance, self._options.place)
         if not self._adopted:
-            await self._adopt(self._site, topic, offset)
+            await self._adopt(self._instance, topic, offset)
         places = {int(partition): _progress(place) for partition, place in offset.items()}
         there = {partition: place for partition, place in places.items() if partition < topic.partitions}
-        await publish_progress(self._site, topic, self._options.group, there)
+        await publish_progress(self._instance, topic, self._options.group, there)
         self._published, self._published_at = offset, time.monotonic()
 
 
 async def _bounded(
-    bounds: Bounds, stream: str, start: list[Any], whole: list[Any], end: End, most: int
+    bounds: Bounds, stream: str, start: list[Any], whole: list[Any], end: End, limit: int
 ) -> tuple[int, list[Any]]:
     """How many entries a batch takes of one partition, at most so many, and where it ends there."""
     since, read = start
-    if since == whole[0] or most <= 0:  # what was lost of a partition is told once something of it is read
+    if since == whole[0] or limit <= 0:  # what was lost of a partition is told once something of it is read
         return 0, start
     if _is_another(end, since, read):
         since, read = _begin_again(end, since), end.gone
         bounds.forget(stream)
     if read is not None and whole[1] is not None:
-        if end.gone is not None and end.gone > read:  # entries that nobody has read
+        if end.gone is not None and end.gone > read:  # entries that were never read
             read = end.gone
             bounds.forget(stream)
-        if whole[1] - read <= most:
+        if whole[1] - read <= limit:
             return max(0, whole[1] - read), whole
-    count, last = await bounds.count(stream, since, whole[0], most)
+    count, last = await bounds.count(stream, since, whole[0], limit)
     if last == whole[0]:
         return count, whole
     if count:
-        bounds.look_ahead(stream, last, whole[0], most)
+        bounds.look_ahead(stream, last, whole[0], limit)
     return count, [last, None if read is None else read + count]
 
 

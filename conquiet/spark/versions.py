@@ -40,7 +40,7 @@ def arrow_schema(schema: StructType) -> Any:
         return convert(schema)
 
 
-def read_limit(most: int | None) -> Any:
+def read_limit(limit: int | None) -> Any:
     """How much a batch may have; from 4.2 on Spark asks."""
     limits: Any = import_module("pyspark.sql.streaming.datasource")
-    return limits.ReadAllAvailable() if most is None else limits.ReadMaxRows(most)
+    return limits.ReadAllAvailable() if limit is None else limits.ReadMaxRows(limit)

@@ -19,7 +19,7 @@ from conquiet.spark.connection import connected, find, not_legacy
 from conquiet.spark.options import Place
 from conquiet.spark.rows import Layout, Unfit, are_json, as_texts, by_type
 from conquiet.sync._portal import call
-from conquiet.topics.outside import Site, Topic
+from conquiet.topics.outside import Instance, Topic
 from conquiet.topics.produce.once import Appended, Appender, Chunk, Cutter, Write, begin, forget
 
 __all__ = ["TaskWriter", "done_with", "say", "totals", "write_batches", "write_rows"]
@@ -43,10 +43,10 @@ class TaskWriter:
     """Has the rows of one task sent in chunks, while the next ones are made."""
 
     def __init__(
-        self, site: Site, topic: Topic, write: Write, part: int, places: Mapping[int, int] | None = None
+        self, instance: Instance, topic: Topic, write: Write, part: int, places: Mapping[int, int] | None = None
     ) -> None:
-        self._cutter = Cutter(topic, call(begin, site, topic, write), part, places)
-        self._appender = Appender(site, topic, write, part)
+        self._cutter = Cutter(topic, call(begin, instance, topic, write), part, places)
+        self._appender = Appender(instance, topic, write, part)
         self.places = self._cutter.places
         """The place of the next chunk of each partition."""
 
@@ -77,8 +77,8 @@ class TaskWriter:
 @contextmanager
 def _writing(place: Place, write: Write, part: int, places: Mapping[int, int] | None = None) -> Generator[TaskWriter]:
     """A way to write to ``place``, closed at the end of the block."""
-    with connected(place) as site:
-        writer = TaskWriter(site, not_legacy(call(find, site, place)), write, part, places)
+    with connected(place) as instance:
+        writer = TaskWriter(instance, not_legacy(call(find, instance, place)), write, part, places)
         try:
             yield writer
         finally:
@@ -228,9 +228,9 @@ def _told(place: Place, write: Write, part: int, done: Appended) -> Appended:
 def done_with(place: Place, write: Write) -> None:
     """Remember a write that succeeded for an hour only. That this may fail does not make a failure of the write."""
     try:
-        with connected(place) as site:
-            topic = call(find, site, place)
-            call(forget, site, topic, write, topic.partitions)
+        with connected(place) as instance:
+            topic = call(find, instance, place)
+            call(forget, instance, topic, write, topic.partitions)
     except ConquietError as error:
         _log.warning("topic %r: what was written is remembered for 8 days: %s", place.topic, error)
 

@@ -22,7 +22,7 @@ from conquiet.topics.operate.admin import Admin
 from conquiet.topics.operate.collector import Collector
 from conquiet.topics.options import BrokerKeywords, BrokerOptions, Retention, SubscribeOptions
 from conquiet.topics.produce.producer import Producer
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import LegacyTopic, Registry, TopicLike, checked_topic
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
@@ -46,13 +46,13 @@ class Broker:
     @takes(BrokerOptions)
     def __init__(self, client: AddressLike, **options: Unpack[BrokerKeywords]) -> None:
         taken = BrokerOptions(**options)
-        self._site = Site(Connections(Address.of(client)), Keys(taken.namespace), taken.clock)
+        self._instance = Instance(Connections(Address.of(client)), Keys(taken.namespace), taken.clock)
         self._codec = taken.codec
-        self._registry = Registry(self._site, taken.auto_create)
-        self._producer = Producer(self._site, self._registry, taken)
-        self._admin = Admin(self._site, self._registry)
+        self._registry = Registry(self._instance, taken.auto_create)
+        self._producer = Producer(self._instance, self._registry, taken)
+        self._admin = Admin(self._instance, self._registry)
         self._consumers: WeakSet[Subscription | Messages] = WeakSet()
-        self._life = Life(f"the broker at {self._site.link.address}", _log)
+        self._life = Life(f"the broker at {self._instance.link.address}", _log)
 
     @classmethod
     @takes(BrokerOptions)
@@ -72,12 +72,12 @@ class Broker:
         """
         rules.integer("most_partitions", most_partitions, least=1)
         names = None if topics is None else [name("topic", topic) for topic in topics]
-        return Collector(self._site, names, most_partitions)
+        return Collector(self._instance, names, most_partitions)
 
     async def open(self) -> None:
         """Check that the server answers."""
-        key = self._site.keys.registry
-        await self._site.link.call(key, pack("SCARD", key))
+        key = self._instance.keys.registry
+        await self._instance.link.call(key, pack("SCARD", key))
 
     async def aclose(self) -> None:
         """Stop and leave with every consumer that is still there, all at once, then close the connections.
@@ -86,7 +86,7 @@ class Broker:
         """
         consumers = list(self._consumers)
         seconds = max((consumer._drain_time for consumer in consumers), default=0.0)
-        await self._life.leave(partial(self._leave, consumers), self._site.link.aclose, seconds)
+        await self._life.leave(partial(self._leave, consumers), self._instance.link.aclose, seconds)
 
     async def _leave(self, consumers: Iterable[Subscription | Messages]) -> None:
         await asyncio.gather(*(consumer.aclose() for consumer in consumers))
@@ -121,7 +121,7 @@ class Broker:
         retention = Retention() if retention is None else retention
         instance("retention", retention, of=Retention)
         if not adopt:
-            found = await self._registry.look_up(topic)
+            found = await self._registry.fetch_or_none(topic)
             if found is not None and found.legacy:
                 raise ConfigError(f"{topic!r} is a stream already: adopt=True makes a topic of that name beside it")
         await self._registry.create(topic, partitions, retention, partitioner)
@@ -197,6 +197,6 @@ class Broker:
         topics = [checked_topic(one) for one in topics]
         options = SubscribeOptions() if options is None else options
         instance("options", options, of=SubscribeOptions)
-        found = kind(self._site, self._registry, self._codec, topics, group, options, **more)
+        found = kind(self._instance, self._registry, self._codec, topics, group, options, **more)
         self._consumers.add(found)
         return found

@@ -22,7 +22,7 @@ from conquiet.topics.produce.once import Appender, Chunk, Write, begin, forget
 from conquiet.topics.server.dead_letters import forward
 from conquiet.topics.server.group import count_after
 from conquiet.topics.server.growth import grow
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -112,29 +112,29 @@ async def balance(url: str, clock: ManualClock) -> None:
     assert {given.stream for given in (await other.sweep(10, 0, hungry=True)).given} == {"b", "c"}
     await _put(link, keys, entry("foreign"))
     stranger = ("XREADGROUP", "GROUP", keys.group, "stranger", "STREAMS", keys.input, ">")
-    await Stage(Site(link), Registry(Site(link))).call(keys.input, *stranger)
+    await Stage(Instance(link), Registry(Instance(link))).call(keys.input, *stranger)
     await Ledger(link, keys, "one", 0.001, clock).recover("-")
     await other.release([], leaving=True)
     await link.aclose()
 
 
 async def _put(link: Connections, keys: BalanceKeys, value: str) -> None:
-    await Stage(Site(link), Registry(Site(link))).call(keys.input, "XADD", keys.input, "*", "lbs-input", value)
+    await Stage(Instance(link), Registry(Instance(link))).call(keys.input, "XADD", keys.input, "*", "lbs-input", value)
 
 
 # --- topics -----------------------------------------------------------------------------------------------------
 
 
 def _stage(url: str, clock: ManualClock) -> Stage:
-    site = Site(Connections(Address.of(url)), Keys(), clock)
-    return Stage(site, Registry(site))
+    instance = Instance(Connections(Address.of(url)), Keys(), clock)
+    return Stage(instance, Registry(instance))
 
 
 async def producing(url: str, clock: ManualClock) -> None:
     stage = _stage(url, clock)
     async with Broker(url, clock=clock) as broker:
         await broker.create_topic(ORDERS, retention=Retention(max_len=3, on_full="reject"))
-        topic = await stage.registry.look(ORDERS)
+        topic = await stage.registry.fetch(ORDERS)
         held = await stage.acquire(topic, "g")
         for number in range(6):  # from the fourth on, what is finished has to make room
             await broker.send(ORDERS, number, message_id=f"m{number}")
@@ -152,24 +152,24 @@ async def producing(url: str, clock: ManualClock) -> None:
         await _write(stage, ORDERS, Write("w", batch, goes_on=True), Chunk(0, 0, bytearray(b"0"), [str(batch)]))
     for name in ("short", "plain"):
         await _write(stage, name, Write("by ID", by_id=True), Chunk(0, 0, bytearray(b"4"), ["1", "a"]))
-    await stage.site.link.aclose()
+    await stage.instance.link.aclose()
 
 
 async def _write(stage: Stage, name: str, write: Write, chunk: Chunk) -> None:
-    topic = await stage.registry.look(name)
-    partitions = await begin(stage.site, topic, write)
-    appender = Appender(stage.site, topic, write, 0)
+    topic = await stage.registry.fetch(name)
+    partitions = await begin(stage.instance, topic, write)
+    appender = Appender(stage.instance, topic, write, 0)
     try:
         await appender.put(chunk)
         await appender.drain()
     finally:
         await appender.aclose()
-    await forget(stage.site, topic, write, partitions)
+    await forget(stage.instance, topic, write, partitions)
 
 
 async def consuming(url: str, clock: ManualClock) -> None:
     stage = _stage(url, clock)
-    topic, site = await stage.topic(), stage.site
+    topic, instance = await stage.topic(), stage.instance
     stream = stage.stream(topic)
     await stage.join(topic, "g")
     held = await stage.acquire(topic, "g")
@@ -180,39 +180,39 @@ async def consuming(url: str, clock: ManualClock) -> None:
     await _bury(stage, held, gone[1], gone[3])
     await stage.park(held, ids[0], delay=0)
     await stage.bury(held, ids[1])
-    assert await forward(site, topic, 0, "g") == 2
+    assert await forward(instance, topic, 0, "g") == 2
     await _requeue(stage, held, ids[2], ids[3])
     await stage.take(held, 2, ids[4])
-    lease, retry, attempts, _ = site.keys.of_group(stream, "g")
+    lease, retry, attempts, _ = instance.keys.of_group(stream, "g")
     for script, words in ((_RENEW, (15_000, 0)), (_SUSPECT, (ids[5],)), (_SUSPECT, ("",))):
-        assert await site.run(stream, script([lease], held.owner, held.epoch, *words)) == 1
+        assert await instance.run(stream, script([lease], held.owner, held.epoch, *words)) == 1
     clock.advance(16)
     heir = await stage.acquire(topic, "g", owner="heir#1")
     call = _TAKEOVER([lease, stream, retry, attempts], "heir#1", heir.epoch, "g", "-", 10, held.owner, "", 3)
-    assert len((await site.run(stream, call))[2]) > 1
+    assert len((await instance.run(stream, call))[2]) > 1
     await stage.release(heir)
-    keys = site.keys
+    keys = instance.keys
     members = [keys.members(ORDERS, "g"), keys.members_info(ORDERS, "g"), keys.generation(ORDERS, "g")]
-    assert await site.run(members[0], _LEAVE(members, "worker-1#a1")) == 1
-    await site.link.aclose()
+    assert await instance.run(members[0], _LEAVE(members, "worker-1#a1")) == 1
+    await instance.link.aclose()
 
 
 async def _bury(stage: Stage, held: Held, *ids: str) -> None:
-    keys, stream = stage.site.keys, stage.stream(held.topic)
+    keys, stream = stage.instance.keys, stage.stream(held.topic)
     lease, retry, attempts, outbox = keys.of_group(stream, held.group)
-    about = (held.owner, held.epoch, stage.site.clock.offset_ms, held.group, ORDERS, 0)
+    about = (held.owner, held.epoch, stage.instance.clock.offset_ms, held.group, ORDERS, 0)
     words = [word for id in ids for word in (id, 4, "too many retries", "KeyError", "it's gone", "", -1)]
-    reply = await stage.site.run(stream, _BURY([lease, stream, retry, attempts, outbox], *about, *words))
+    reply = await stage.instance.run(stream, _BURY([lease, stream, retry, attempts, outbox], *about, *words))
     assert reply == [1, 1]  # of what is gone there is nothing to bury
 
 
 async def _requeue(stage: Stage, held: Held, now: str, later: str) -> None:
-    keys, stream = stage.site.keys, stage.stream(held.topic)
+    keys, stream = stage.instance.keys, stage.stream(held.topic)
     lease, retry, attempts, _ = keys.of_group(stream, held.group)
     names = [lease, stream, attempts, keys.delayed(stream), keys.delayed_items(stream), retry]
     words = [word for id, delay in ((now, 0), (later, 1)) for word in (id, delay, 1, f"0/{id}")]
-    call = _REQUEUE(names, held.owner, held.epoch, stage.site.clock.offset_ms, held.group, *words)
-    assert (await stage.site.run(stream, call))[0] == 1
+    call = _REQUEUE(names, held.owner, held.epoch, stage.instance.clock.offset_ms, held.group, *words)
+    assert (await stage.instance.run(stream, call))[0] == 1
     assert not {now, later}.intersection(await stage.pending(held.topic, held.group))
 
 
@@ -221,15 +221,15 @@ async def operating(url: str, clock: ManualClock) -> None:
     async with Broker(url, clock=clock) as broker:
         admin = broker.admin
         await broker.create_topic(ORDERS, retention=Retention(delete_acked=True, group_expiry=3600.0))
-        topic = await stage.registry.look(ORDERS)
+        topic = await stage.registry.fetch(ORDERS)
         await stage.join(topic, "g")
         ids = await stage.dead(topic, "g", 3)
         await stage.call(stage.stream(topic), "XDEL", stage.stream(topic), ids[0])  # of this one a copy has to be made
         await stage.join(topic, "g")
         await admin.describe_group(ORDERS, "g")
         await admin.describe_topic(ORDERS)
-        await ends(stage.site, topic)
-        await count_after(stage.site, stage.stream(topic), "0-0", ids[-1], 10)
+        await ends(stage.instance, topic)
+        await count_after(stage.instance, stage.stream(topic), "0-0", ids[-1], 10)
         assert await admin.replay(ORDERS) == 3
         await admin.pending(ORDERS, "g")
         await stage.add(topic, 20)
@@ -243,10 +243,10 @@ async def operating(url: str, clock: ManualClock) -> None:
         await stage.add(topic, 30)
         await stage.read(topic, "other", 30)
         await admin.delete_group(ORDERS, "other")
-        listed = stage.site.keys.partitions(ORDERS)
+        listed = stage.instance.keys.partitions(ORDERS)
         await stage.call(listed, "SREM", listed, stage.stream(topic))  # as if there had been no room to list it
         await hurried(clock, admin.delete_topic(ORDERS, force=True))
-    await stage.site.link.aclose()
+    await stage.instance.link.aclose()
 
 
 async def replaying_after_a_crash(url: str, clock: ManualClock) -> None:
@@ -255,24 +255,24 @@ async def replaying_after_a_crash(url: str, clock: ManualClock) -> None:
     async with Broker(url, clock=clock) as broker:
         topic = await stage.topic()
         await stage.dead(topic, "g", 1)
-        key = stage.site.keys.replayed(stage.stream(topic))
-        await stage.site.run(key, Script.named("replay_begin")([key], clock.offset_ms, "died", 600_000, 10))
+        key = stage.instance.keys.replayed(stage.stream(topic))
+        await stage.instance.run(key, Script.named("replay_begin")([key], clock.offset_ms, "died", 600_000, 10))
         clock.advance(3600)
         assert await broker.admin.replay(ORDERS) == 1
-    await stage.site.link.aclose()
+    await stage.instance.link.aclose()
 
 
 async def spark_groups(url: str, clock: ManualClock) -> None:
     stage = _stage(url, clock)
-    topic, site, registry = await stage.topic(), stage.site, stage.registry
+    topic, instance, registry = await stage.topic(), stage.instance, stage.registry
     ids = await stage.add(topic, 3)
     for _ in range(2):  # and when the query starts again
-        await adopt_group(site, registry, topic, "query", {0: Position(ids[0])})
-    await publish_progress(site, topic, "query", {0: Position(ids[1])})
-    topic = await registry.look(ORDERS)
-    await hurried(clock, grow(site, registry, ORDERS, 2))
-    await _take_back(site, registry, topic, "query", [""])
-    await site.link.aclose()
+        await adopt_group(instance, registry, topic, "query", {0: Position(ids[0])})
+    await publish_progress(instance, topic, "query", {0: Position(ids[1])})
+    topic = await registry.fetch(ORDERS)
+    await hurried(clock, grow(instance, registry, ORDERS, 2))
+    await _take_back(instance, registry, topic, "query", [""])
+    await instance.link.aclose()
 
 
 SCENES: Final[dict[Scene, tuple[str, ...]]] = {

@@ -225,7 +225,7 @@ class Grow(Administered):
         assert (await self.found()).partitions == 4
         assert (await self.found()).next_count is None
         for partition in range(4):  # else retention would not know of it there
-            stand = await look_at(self.other._site, self.ground.keys.partition(self.topic, partition))
+            stand = await look_at(self.other._instance, self.ground.keys.partition(self.topic, partition))
             assert b"g" in stand.groups
         messages = [Outgoing(n, key=f"k{n}") for n in range(20)]
         ids = await self.broker.send_batch(self.topic, messages)

@@ -260,7 +260,7 @@ async def test_what_is_lost_while_another_topic_is_being_joined_is_taken_again(
 ) -> None:
     case = EnterTwo(ground)
     await case.prepare()
-    look, seen = case.broker._registry.look, list[TopicLike]()
+    look, seen = case.broker._registry.fetch, list[TopicLike]()
     joining, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow_look(topic: TopicLike) -> Topic:

@@ -33,7 +33,7 @@ from conquiet.topics.produce.once import Appender, Chunk, Write, begin
 from conquiet.topics.server.dead_letters import forward
 from conquiet.topics.server.group import found_group
 from conquiet.topics.server.growth import grow
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -165,8 +165,8 @@ class Place:
     clock: ManualClock
 
     def stage(self, url: str = "") -> Stage:
-        site = Site(Connections(Address.of(url or self.own.url)), self.keys, self.clock)
-        return Stage(site, Registry(site))
+        instance = Instance(Connections(Address.of(url or self.own.url)), self.keys, self.clock)
+        return Stage(instance, Registry(instance))
 
     def broker(self, url: str = "") -> Broker:
         return Broker(url or self.own.url, namespace=self.keys.namespace, clock=self.clock)
@@ -192,12 +192,12 @@ async def _letters(place: Place, stage: Stage) -> None:
 
 
 async def _replay(place: Place, stage: Stage) -> None:
-    async with Broker(stage.site.link.address, namespace=place.keys.namespace, clock=place.clock) as broker:
+    async with Broker(stage.instance.link.address, namespace=place.keys.namespace, clock=place.clock) as broker:
         await broker.admin.replay(ORDERS)
 
 
 async def _all_given_back_once(place: Place, stage: Stage) -> None:
-    topic = await stage.registry.look(ORDERS)
+    topic = await stage.registry.fetch(ORDERS)
     held = await stage.acquire(topic, "g")
     fresh, due = await stage.take(held)
     assert (len(fresh), len(due)) == (1, 2)  # the copy, and those whose entries are there
@@ -213,8 +213,8 @@ async def _outbox(place: Place, stage: Stage) -> None:
 
 
 async def _forward(place: Place, stage: Stage) -> None:
-    assert await forward(stage.site, await stage.registry.look(ORDERS), 0, "g", 3) == 3
-    assert await forward(stage.site, await stage.registry.look(ORDERS), 0, "g") == 2
+    assert await forward(stage.instance, await stage.registry.fetch(ORDERS), 0, "g", 3) == 3
+    assert await forward(stage.instance, await stage.registry.fetch(ORDERS), 0, "g") == 2
 
 
 async def _all_forwarded(place: Place, stage: Stage) -> None:
@@ -225,17 +225,17 @@ async def _groups(place: Place, stage: Stage) -> None:
     topic = await stage.topic()
     await stage.join(topic, "g")
     await stage.release(await stage.acquire(topic, "g"))
-    await adopt_group(stage.site, stage.registry, topic, "query", {})
+    await adopt_group(stage.instance, stage.registry, topic, "query", {})
     await stage.add(topic, 3)
 
 
 async def _grow(place: Place, stage: Stage) -> None:
-    if (await stage.registry.look(ORDERS)).partitions == 1:
-        await hurried(place.clock, grow(stage.site, stage.registry, ORDERS, 3))
+    if (await stage.registry.fetch(ORDERS)).partitions == 1:
+        await hurried(place.clock, grow(stage.instance, stage.registry, ORDERS, 3))
 
 
 async def _has_grown_with_all_groups(place: Place, stage: Stage) -> None:
-    topic = await stage.registry.look(ORDERS)
+    topic = await stage.registry.fetch(ORDERS)
     assert (topic.partitions, topic.next_count) == (3, None)
     for partition in range(3):
         stream = stage.stream(topic, partition)
@@ -247,12 +247,12 @@ async def _plain_topic(place: Place, stage: Stage) -> None:
 
 
 async def _adopt(place: Place, stage: Stage) -> None:
-    topic = await stage.registry.look(ORDERS)
-    await adopt_group(stage.site, stage.registry, topic, "query", {0: Position("1-1")})
+    topic = await stage.registry.fetch(ORDERS)
+    await adopt_group(stage.instance, stage.registry, topic, "query", {0: Position("1-1")})
 
 
 async def _is_adopted(place: Place, stage: Stage) -> None:
-    topic = await stage.registry.look(ORDERS)
+    topic = await stage.registry.fetch(ORDERS)
     assert topic.spark_groups == {"query"}
     assert topic.claimed_groups == set()
     for partition in range(2):
@@ -261,7 +261,7 @@ async def _is_adopted(place: Place, stage: Stage) -> None:
 
 
 async def _delete(place: Place, stage: Stage) -> None:
-    async with Broker(stage.site.link.address, namespace=place.keys.namespace, clock=place.clock) as broker:
+    async with Broker(stage.instance.link.address, namespace=place.keys.namespace, clock=place.clock) as broker:
         await broker.admin.delete_group(ORDERS, "g", force=True)
         await broker.admin.reset_group(ORDERS, "other", "latest")
         await hurried(place.clock, broker.admin.delete_topic(ORDERS, force=True))
@@ -269,22 +269,22 @@ async def _delete(place: Place, stage: Stage) -> None:
 
 async def _to_be_deleted(place: Place, stage: Stage) -> None:
     await _outbox(place, stage)
-    topic = await stage.registry.look(ORDERS)
+    topic = await stage.registry.fetch(ORDERS)
     await stage.join(topic, "g")
     await stage.create_group(topic, "other")
 
 
 async def _is_deleted(place: Place, stage: Stage) -> None:
     with pytest.raises(UnknownTopicError):
-        await stage.registry.look(ORDERS)
+        await stage.registry.fetch(ORDERS)
     left = await keys_like(place.own.url, f"{place.keys.namespace}:*")
     assert all(":lease:" in key or key.endswith(":generation") for key in left), left  # these run out
 
 
 async def _write(place: Place, stage: Stage) -> None:
-    topic, write = await stage.registry.look(ORDERS), Write("w")
-    await begin(stage.site, topic, write)
-    appender = Appender(stage.site, topic, write, 0)
+    topic, write = await stage.registry.fetch(ORDERS), Write("w")
+    await begin(stage.instance, topic, write)
+    appender = Appender(stage.instance, topic, write, 0)
     try:
         for number in range(3):
             await appender.put(Chunk(1, number, bytearray(b"0"), [str(number)]))
@@ -294,15 +294,15 @@ async def _write(place: Place, stage: Stage) -> None:
 
 
 async def _all_written_once(place: Place, stage: Stage) -> None:
-    assert len(await stage.ids(await stage.registry.look(ORDERS), 1)) == 3
+    assert len(await stage.ids(await stage.registry.fetch(ORDERS), 1)) == 3
 
 
 async def _found(place: Place, stage: Stage) -> None:
-    await found_group(stage.site, stage.registry, await stage.registry.look(ORDERS), "g", "0-0")
+    await found_group(stage.instance, stage.registry, await stage.registry.fetch(ORDERS), "g", "0-0")
 
 
 async def _is_found(place: Place, stage: Stage) -> None:
-    for stream in (await stage.registry.look(ORDERS)).streams(place.keys):
+    for stream in (await stage.registry.fetch(ORDERS)).streams(place.keys):
         assert [row[1] for row in await stage.call(stream, "XINFO", "GROUPS", stream)] == [b"g"]
 
 
@@ -315,7 +315,7 @@ async def _create(place: Place, stage: Stage) -> None:
 
 
 async def _is_there(place: Place, stage: Stage) -> None:
-    assert (await stage.registry.look(ORDERS)).partitions == 2
+    assert (await stage.registry.fetch(ORDERS)).partitions == 2
     assert await stage.registry.names() == [ORDERS]
 
 
@@ -341,7 +341,7 @@ async def test_what_was_begun_is_completed_when_there_is_room_again(name: str, o
         async with Filling(own.url, after=after) as proxy:
             through = place.stage(proxy.url)
             error = await outcome(operation.do(place, through))
-            await through.site.link.aclose()
+            await through.instance.link.aclose()
             assert error is None or "maxmemory" in str(error)
             assert error is None or operation.may_be_refused, proxy.refused
             refused += error is not None
@@ -352,7 +352,7 @@ async def test_what_was_begun_is_completed_when_there_is_room_again(name: str, o
             await operation.do(place, stage)  # whether it was refused or not, it can be repeated
         stage.registry.forget(ORDERS)
         await operation.check(place, stage)
-        await stage.site.link.aclose()
+        await stage.instance.link.aclose()
         if is_last:
             break
         after += STEP

@@ -33,7 +33,7 @@ from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
 from conquiet.topics.outside.external_groups import Position, adopt_group
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -84,8 +84,8 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def stage(own: EmbeddedRedis, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
     link = Connections(Address.of(own.url))
-    site = Site(link, keys, clock)
-    yield Stage(site, Registry(site))
+    instance = Instance(link, keys, clock)
+    yield Stage(instance, Registry(instance))
     await link.aclose()
 
 
@@ -221,7 +221,7 @@ async def _outlive(clock: ManualClock, until: Callable[[], Awaitable[list[int]]]
 async def test_partitions_stay_with_their_owners_however_long_memory_is_full(
     own: EmbeddedRedis, stage: Stage, clock: ManualClock
 ) -> None:
-    keys, options = stage.site.keys, impatient(lease_ttl=TTL)
+    keys, options = stage.instance.keys, impatient(lease_ttl=TTL)
     leases = [keys.lease(keys.partition(ORDERS, index), "g") for index in range(2)]
 
     async def owners() -> list[Any]:
@@ -312,9 +312,9 @@ async def test_a_topic_that_is_there_can_be_created_again_while_memory_is_full(o
 async def test_a_spark_query_goes_on_with_its_group_while_memory_is_full(own: EmbeddedRedis, stage: Stage) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 2)
-    await adopt_group(stage.site, stage.registry, topic, "query", {0: Position(ids[0])})
+    await adopt_group(stage.instance, stage.registry, topic, "query", {0: Position(ids[0])})
     await fill(own.url)
-    await adopt_group(stage.site, stage.registry, topic, "query", {0: Position(ids[1])})
+    await adopt_group(stage.instance, stage.registry, topic, "query", {0: Position(ids[1])})
     [row] = await stage.call(stage.stream(topic), "XINFO", "GROUPS", stage.stream(topic))
     assert ids[1].encode() in row
 
@@ -325,9 +325,9 @@ async def test_a_topic_that_is_not_listed_yet_can_be_deleted_while_memory_is_ful
     """As one whose growth was completed when there was no room for its name on the list."""
     topic = await stage.topic(partitions=2)
     await stage.add(topic, 2, 1)
-    listed = stage.site.keys.partitions(ORDERS)
+    listed = stage.instance.keys.partitions(ORDERS)
     await stage.call(listed, "SREM", listed, stage.stream(topic, 1))
     await fill(own.url)
-    async with Broker(own.url, namespace=stage.site.keys.namespace, clock=clock) as broker:
+    async with Broker(own.url, namespace=stage.instance.keys.namespace, clock=clock) as broker:
         await hurried(clock, broker.admin.delete_topic(ORDERS))
     assert await ask(own.url, "EXISTS", stage.stream(topic, 0), stage.stream(topic, 1), listed) == 0

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -30,8 +30,8 @@ AN_HOUR: Final = 3600.0
 @pytest.fixture
 async def stage(rollback: Rollback, clock: ManualClock) -> AsyncIterator[Stage]:
     link = Connections(Address.of(rollback.url))
-    site = Site(link, Keys("t"), clock)
-    yield Stage(site, Registry(site))
+    instance = Instance(link, Keys("t"), clock)
+    yield Stage(instance, Registry(instance))
     await link.aclose()
 
 
@@ -44,13 +44,13 @@ async def forgotten(stage: Stage, rollback: Rollback) -> Scene:
     held = await stage.acquire(topic, GROUP, owner=OWNER)
     ids, _ = await stage.take(held, 4) or ([], [])
     await rollback.lose()
-    return Scene(stage.site, topic, int(held.epoch), ids[:3])
+    return Scene(stage.instance, topic, int(held.epoch), ids[:3])
 
 
 async def is_refused_everything(scene: Scene, url: str, owner: str, epoch: int) -> None:
     before = await scene.everything(url)
     for script in FENCED:
-        reply = await scene.site.run(scene.stream, scene.call(script, owner, epoch))
+        reply = await scene.instance.run(scene.stream, scene.call(script, owner, epoch))
         assert reply in ([0], 0, -1), script
         assert await scene.everything(url) == before, script
 
@@ -91,7 +91,7 @@ async def test_a_takeover_that_was_forgotten_leaves_the_owner_before_it(
     clock.advance(TTL + 1)
     second = await stage.acquire(topic, GROUP, owner=HEIR)
     await rollback.lose()
-    scene = Scene(stage.site, topic, int(first.epoch), ids)
+    scene = Scene(stage.instance, topic, int(first.epoch), ids)
     await is_refused_everything(scene, rollback.url, HEIR, int(second.epoch))
     assert await stage.take(first, 1, ids[0]) is not None
     clock.advance(TTL + 1)
@@ -120,7 +120,7 @@ async def test_a_release_that_was_forgotten_leaves_the_lease_until_it_runs_out(
 async def test_after_a_clock_that_went_back_the_record_keeps_epochs_rising(stage: Stage, rollback: Rollback) -> None:
     """A claim that was kept counts, however far in the future its epoch seems to lie."""
     topic = await stage.topic()
-    ahead = Stage(Site(stage.site.link, stage.site.keys, later := ManualClock()), stage.registry)
+    ahead = Stage(Instance(stage.instance.link, stage.instance.keys, later := ManualClock()), stage.registry)
     later.advance(AN_HOUR)
     first = await ahead.acquire(topic, GROUP, owner=OWNER)
     await ahead.release(first)
@@ -129,7 +129,7 @@ async def test_after_a_clock_that_went_back_the_record_keeps_epochs_rising(stage
     await rollback.lose()
     third = await stage.acquire(topic, GROUP, owner=HEIR)
     assert int(third.epoch) == int(first.epoch) + 1
-    scene = Scene(stage.site, topic, int(second.epoch), ["1-1", "1-2", "1-3"])
+    scene = Scene(stage.instance, topic, int(second.epoch), ["1-1", "1-2", "1-3"])
     await is_refused_everything(scene, rollback.url, OWNER, int(second.epoch))
 
 
@@ -141,7 +141,7 @@ async def test_where_an_epoch_comes_twice_the_incarnation_decides(
     scene = await forgotten(stage, rollback)
     held = await stage.acquire(scene.topic, GROUP, owner=recorded)
     await stage.call(scene.names[0], "HSET", scene.names[0], "epoch", scene.epoch)
-    taken = await stage.site.run(scene.stream, scene.call("take", recorded, scene.epoch))
+    taken = await stage.instance.run(scene.stream, scene.call("take", recorded, scene.epoch))
     assert taken[0] == 1
     await is_refused_everything(scene, rollback.url, OWNER, scene.epoch)
     await is_refused_everything(scene, rollback.url, recorded, int(held.epoch))

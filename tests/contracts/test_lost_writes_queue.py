@@ -10,7 +10,7 @@ import pytest
 from conquiet import QueueConfig, QueueError, RedisStreamsQueue
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.produce.once import Appended, Write
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -108,8 +108,8 @@ async def test_a_group_that_was_forgotten_is_an_error_and_made_by_whoever_connec
 @pytest.fixture
 async def stage(rollback: Rollback, clock: ManualClock) -> AsyncIterator[Stage]:
     link = Connections(Address.of(rollback.url))
-    site = Site(link, Keys("t"), clock)
-    yield Stage(site, Registry(site))
+    instance = Instance(link, Keys("t"), clock)
+    yield Stage(instance, Registry(instance))
     await link.aclose()
 
 
@@ -121,13 +121,13 @@ async def test_a_batch_that_is_repeated_adds_just_what_was_forgotten(
     topic, write = await stage.topic(), Write("export", by_id=is_by_id)
     chunks = [by_ids("a", "b"), by_ids("c", number=1)] if is_by_id else [chunk(0, 1, 2), chunk(1, 3)]
     everything = ['"a"', '"b"', '"c"'] if is_by_id else ["1", "2", "3"]
-    await append(stage.site, topic, write, chunks[:1])
+    await append(stage.instance, topic, write, chunks[:1])
     await rollback.keep()
-    assert await append(stage.site, topic, write, chunks) == Appended(rows=1, repeated=2)
+    assert await append(stage.instance, topic, write, chunks) == Appended(rows=1, repeated=2)
     await rollback.lose()
     assert await payloads(stage, topic) == everything[:2]
-    assert await append(stage.site, topic, write, chunks) == Appended(rows=1, repeated=2)
-    assert await append(stage.site, topic, write, chunks) == Appended(repeated=3)
+    assert await append(stage.instance, topic, write, chunks) == Appended(rows=1, repeated=2)
+    assert await append(stage.instance, topic, write, chunks) == Appended(repeated=3)
     assert await payloads(stage, topic) == everything
 
 
@@ -135,10 +135,10 @@ async def test_a_batch_that_was_forgotten_as_a_whole_is_begun_anew(stage: Stage,
     """Nor does the server still think that a later one has begun: the last that it knows can be repeated."""
     topic = await stage.topic()
     first, second = Write("stream", 0, goes_on=True), Write("stream", 1, goes_on=True)
-    await append(stage.site, topic, first, [chunk(0, 1)])
+    await append(stage.instance, topic, first, [chunk(0, 1)])
     await rollback.keep()
-    await append(stage.site, topic, second, [chunk(0, 2)])
+    await append(stage.instance, topic, second, [chunk(0, 2)])
     await rollback.lose()
-    assert await append(stage.site, topic, first, [chunk(0, 1)]) == Appended(repeated=1)
-    assert await append(stage.site, topic, second, [chunk(0, 2)]) == Appended(rows=1)
+    assert await append(stage.instance, topic, first, [chunk(0, 1)]) == Appended(repeated=1)
+    assert await append(stage.instance, topic, second, [chunk(0, 2)]) == Appended(rows=1)
     assert await payloads(stage, topic) == ["1", "2"]

@@ -85,7 +85,7 @@ class Ground:
     @property
     def stage(self) -> Stage:
         """To set up what takes consumers otherwise."""
-        return Stage(self.other._site, Registry(self.other._site))
+        return Stage(self.other._instance, Registry(self.other._instance))
 
     def broker(self, **options: Any) -> Broker:
         """Another one to be cancelled, not yet connected."""
@@ -159,7 +159,7 @@ class Case:
 
     async def found(self) -> Topic:
         """The topic as it is."""
-        return await self.ground.stage.registry.look(self.topic)
+        return await self.ground.stage.registry.fetch(self.topic)
 
 
 def scene_of(ground: Ground, kind: type[Case], place: Place | None = None) -> Scene:

@@ -44,7 +44,7 @@ def test_defaults_are_right() -> None:
     assert rows()["deadLetters"] == str(read.dead_letters).lower()
     assert rows()["nullKeys"] == f"`{write.null_keys}`"
     assert rows()["batchId"] == str(write.batch_id)
-    assert [read.most, read.group, read.schema, read.since, read.until] == [None] * 5
+    assert [read.limit, read.group, read.schema, read.since, read.until] == [None] * 5
     for name in ("maxRowsPerBatch", "group", "schema", "startId", "endTime", "idColumn", "writeId", "namespace"):
         assert rows()[name] == "none"
 

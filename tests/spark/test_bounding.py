@@ -12,7 +12,7 @@ import pytest
 from conquiet.errors import QueueError
 from conquiet.spark import bounding
 from conquiet.topics.server.group import count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from tests.conftest import Server
 from tests.rigs.waiting import LONG
 from tests.spark.conftest import Home
@@ -37,10 +37,10 @@ class Counting:
         self.done = threading.Semaphore(0)
         monkeypatch.setattr(bounding, "count_after", self._count)
 
-    async def _count(self, site: Site, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
+    async def _count(self, instance: Instance, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
         self.asked.append(since)
         try:
-            return await count_after(site, stream, since, until, most)
+            return await count_after(instance, stream, since, until, most)
         finally:
             self.done.release()
 
@@ -101,12 +101,12 @@ def test_a_server_that_goes_while_looking_ahead_is_nobodys_failure(home: Home, m
         run.read(run.slices())
         failing = True
 
-        async def fail(site: Site, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
+        async def fail(instance: Instance, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
             nonlocal failing
             if failing:
                 failing = False
                 raise QueueError("gone")
-            return await count_after(site, stream, since, until, most)
+            return await count_after(instance, stream, since, until, most)
 
         monkeypatch.setattr(bounding, "count_after", fail)
         assert values(run.rows()) == [3, 4, 5, 6, 7, 8]

@@ -58,7 +58,7 @@ def test_all_that_a_write_can_be_told() -> None:
 
 
 def test_the_case_of_names_does_not_matter() -> None:
-    assert ReadOptions.of({"URL": "redis://localhost", "Topic": "orders", "MAXROWSPERBATCH": "5"}).most == 5
+    assert ReadOptions.of({"URL": "redis://localhost", "Topic": "orders", "MAXROWSPERBATCH": "5"}).limit == 5
 
 
 def test_what_is_meant_for_spark_is_left_to_it() -> None:

@@ -15,15 +15,15 @@ GROUP: Final = "query"
 
 
 async def adopt(stage: Stage, topic: Topic, positions: dict[int, Position] | None = None, group: str = GROUP) -> None:
-    await adopt_group(stage.site, stage.registry, topic, group, positions or {})
+    await adopt_group(stage.instance, stage.registry, topic, group, positions or {})
 
 
 async def publish(stage: Stage, topic: Topic, positions: dict[int, Position], group: str = GROUP) -> None:
-    await publish_progress(stage.site, topic, group, positions)
+    await publish_progress(stage.instance, topic, group, positions)
 
 
 async def found(stage: Stage, topic: Topic) -> Topic:
-    looked = await stage.registry.look_up(topic.name)
+    looked = await stage.registry.fetch_or_none(topic.name)
     assert looked is not None
     return looked
 
@@ -46,14 +46,14 @@ async def stands(stage: Stage, topic: Topic, partition: int = 0, group: str = GR
 
 async def all_keys(stage: Stage) -> list[str]:
     """Every key of the test's namespace, on whatever node."""
-    nodes = [f"redis://{host}:{port}" for host, port in stage.site.link.address.seeds]
-    return sorted([key for node in nodes for key in await keys_like(node, f"{stage.site.keys.namespace}:*")])
+    nodes = [f"redis://{host}:{port}" for host, port in stage.instance.link.address.seeds]
+    return sorted([key for node in nodes for key in await keys_like(node, f"{stage.instance.keys.namespace}:*")])
 
 
 async def lasting(stage: Stage) -> list[str]:
     """Those of them that do not run out within a day."""
-    nodes = [f"redis://{host}:{port}" for host, port in stage.site.link.address.seeds]
-    return [key for node in nodes for key in await lasting_keys(node, f"{stage.site.keys.namespace}:*")]
+    nodes = [f"redis://{host}:{port}" for host, port in stage.instance.link.address.seeds]
+    return [key for node in nodes for key in await lasting_keys(node, f"{stage.instance.keys.namespace}:*")]
 
 
 async def everything(stage: Stage) -> dict[str, Any]:

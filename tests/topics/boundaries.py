@@ -22,7 +22,7 @@ from conquiet.topics.broker import Broker
 from conquiet.topics.consume.subscription import Subscription
 from conquiet.topics.options import Retention, SubscribeOptions
 from conquiet.topics.server.dead_letters import forward
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -97,7 +97,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.clock = ManualClock()
         """The time of everyone but the victim."""
-        self.site = Site(Connections(Address.of(self.url)), Keys(self.namespace), self.clock)
+        self.instance = Instance(Connections(Address.of(self.url)), Keys(self.namespace), self.clock)
         self.broker = Broker(self.url, namespace=self.namespace, clock=self.clock)
         self.redis = _client(self.url)
         self.walker: asyncio.Task[None] | None = None
@@ -105,12 +105,12 @@ class Scene:
 
     async def aclose(self) -> None:
         await self.broker.aclose()
-        await self.site.link.aclose()
+        await self.instance.link.aclose()
         await self.redis.aclose()
 
     @property
     def streams(self) -> list[str]:
-        return self.topic.streams(self.site.keys)
+        return self.topic.streams(self.instance.keys)
 
     @property
     def is_operation(self) -> bool:
@@ -121,7 +121,7 @@ class Scene:
     async def prepare(self) -> None:
         kept = Retention(delete_acked=True, group_expiry=3600.0) if self.path == "trim" else Retention()
         await self.broker.create_topic(TOPIC, partitions=self.topic.partitions, retention=kept)
-        stage = Stage(self.site, Registry(self.site))
+        stage = Stage(self.instance, Registry(self.instance))
         if self.path == "trim":
             await self._prepare_trim(stage)
             return
@@ -129,21 +129,21 @@ class Scene:
         if self.path in ("take over", "suspect"):
             await stage.acquire(self.topic, GROUP, owner="dead#1")
             await self.redis.xreadgroup(GROUP, "dead#1", {self.streams[0]: ">"}, count=2)
-            await self.redis.hset(self.site.keys.lease(self.streams[0], GROUP), "until_ms", "1")
+            await self.redis.hset(self.instance.keys.lease(self.streams[0], GROUP), "until_ms", "1")
             for id in await stage.pending(self.topic, GROUP) if self.path == "suspect" else ():
-                await self.redis.hset(self.site.keys.attempts(self.streams[0], GROUP), f"c:{id}", "2")
+                await self.redis.hset(self.instance.keys.attempts(self.streams[0], GROUP), f"c:{id}", "2")
         elif self.path == "replay":
             ids = await self.die_again()
             await self.redis.xdel(self.streams[0], ids[1])  # of this one a copy has to be made
 
     async def die_again(self) -> list[str]:
         """Make dead letters of all messages; the last one is not forwarded yet. Their IDs."""
-        stage = Stage(self.site, Registry(self.site))
+        stage = Stage(self.instance, Registry(self.instance))
         held = await stage.acquire(self.topic, GROUP)
         await self.redis.xreadgroup(GROUP, held.owner, {self.streams[0]: ">"})
         ids = await stage.pending(self.topic, GROUP)
         await stage.bury(held, *ids[:-1])
-        await forward(self.site, self.topic, 0, GROUP)
+        await forward(self.instance, self.topic, 0, GROUP)
         await stage.bury(held, ids[-1])
         await stage.release(held)
         return ids
@@ -219,7 +219,7 @@ class Scene:
         return entries
 
     async def owners(self) -> set[str]:
-        leases = [self.site.keys.lease(stream, GROUP) for stream in self.streams]
+        leases = [self.instance.keys.lease(stream, GROUP) for stream in self.streams]
         return {str(await self.redis.hget(lease, "owner") or "") for lease in leases}
 
     async def is_settled(self) -> bool:
@@ -236,7 +236,7 @@ class Scene:
         return await self.is_settled()
 
     async def _waiting(self, stream: str) -> int:
-        keys = self.site.keys
+        keys = self.instance.keys
         async with self.redis.pipeline(transaction=False) as pipeline:
             pipeline.xinfo_groups(stream)
             pipeline.xinfo_stream(stream)
@@ -281,7 +281,7 @@ class Scene:
             assert copied == Counter(self.sent)
 
     async def _check_nobody_is_left(self) -> None:
-        keys = self.site.keys
+        keys = self.instance.keys
         assert await self.owners() == {""}
         assert await self.redis.zrange(keys.members(TOPIC, GROUP), 0, -1) == []
         for stream in self.streams:

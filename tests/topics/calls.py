@@ -19,7 +19,7 @@ from conquiet.topics.outside.external_groups import Position, adopt_group, publi
 from conquiet.topics.produce import once
 from conquiet.topics.produce.once import Appended, Appender, Chunk, Write
 from conquiet.topics.server.group import count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from tests.rigs.calling import Path
 from tests.rigs.tracing import Tracer
@@ -38,11 +38,11 @@ _WRITE: Final = Write("nightly")
 
 @dataclass
 class Scene:
-    """A namespace that nobody else has: ``broker`` and ``site`` reach it through a proxy, ``stage`` past it."""
+    """A namespace that nobody else has: ``broker`` and ``instance`` reach it through a proxy, ``stage`` past it."""
 
     proxy: Tracer
     broker: Broker
-    site: Site
+    instance: Instance
     stage: Stage
     clock: ManualClock
     found: Topic | None = None
@@ -56,7 +56,7 @@ class Scene:
 
     @property
     def registry(self) -> Registry:
-        return Registry(self.site)
+        return Registry(self.instance)
 
     @property
     def stream(self) -> str:
@@ -67,7 +67,7 @@ class Scene:
         return await hurried(self.clock, work)
 
     async def looked(self) -> Topic | None:
-        return await Registry(self.stage.site).look_up(TOPIC)
+        return await Registry(self.stage.instance).fetch_or_none(TOPIC)
 
 
 # --- before -----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ async def group(scene: Scene) -> None:
 async def group_of_what_is_not_listed(scene: Scene) -> None:
     """As if there had been no room to list the partition."""
     await group(scene)
-    listed = scene.stage.site.keys.partitions(TOPIC)
+    listed = scene.stage.instance.keys.partitions(TOPIC)
     await scene.stage.call(listed, "SREM", listed, scene.stream)
 
 
@@ -110,12 +110,12 @@ async def dead_letters(scene: Scene) -> None:
 
 async def query(scene: Scene) -> None:
     await entries(scene)
-    await adopt_group(scene.stage.site, scene.stage.registry, scene.topic, QUERY, {0: Position("0-0", 0)})
+    await adopt_group(scene.stage.instance, scene.stage.registry, scene.topic, QUERY, {0: Position("0-0", 0)})
 
 
 async def begun(scene: Scene) -> None:
     await topic(scene)
-    await once.begin(scene.stage.site, scene.topic, _WRITE)
+    await once.begin(scene.stage.instance, scene.topic, _WRITE)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ async def send_plain_batch(scene: Scene) -> list[str]:
 
 
 async def append(scene: Scene) -> Appended:
-    appender, chunk = Appender(scene.site, scene.topic, _WRITE, 0), Chunk(0, 0)
+    appender, chunk = Appender(scene.instance, scene.topic, _WRITE, 0), Chunk(0, 0)
     chunk.kinds += b"00"
     chunk.values += ["1", "2"]
     try:
@@ -155,7 +155,7 @@ async def append(scene: Scene) -> Appended:
 
 async def read_pages(scene: Scene) -> list[Any]:
     async def read() -> list[Any]:
-        return [page async for page in scan.pages(scene.site, scene.stream, "0-0", "+", 10)]
+        return [page async for page in scan.pages(scene.instance, scene.stream, "0-0", "+", 10)]
 
     result: list[Any] = await scene.soon(read())
     return result
@@ -169,7 +169,7 @@ async def it_is_there(scene: Scene, *, done: bool, at: int, first: QueueError, s
     assert found is not None
     assert found.partitions == 2
     assert await scene.broker.admin.list_topics() == [TOPIC]
-    assert await scene.stage.call("x", "SCARD", scene.site.keys.partitions(TOPIC)) == 2
+    assert await scene.stage.call("x", "SCARD", scene.instance.keys.partitions(TOPIC)) == 2
 
 
 async def it_keeps_five(scene: Scene, *, done: bool, at: int, first: QueueError, second: Any) -> None:
@@ -227,7 +227,7 @@ async def is_there_once(scene: Scene, *, done: bool, at: int, first: QueueError,
 
 
 async def waits_once_more(scene: Scene, *, done: bool, at: int, first: QueueError, second: Any) -> None:
-    key = scene.site.keys.delayed(scene.stream)
+    key = scene.instance.keys.delayed(scene.stream)
     assert await scene.stage.call(key, "ZCARD", key) == (2 if at == 3 else 1)
 
 
@@ -259,7 +259,7 @@ async def it_has_begun(scene: Scene, *, done: bool, at: int, first: QueueError, 
 
 
 async def it_runs_out(scene: Scene, *, done: bool, at: int, first: QueueError, second: Any) -> None:
-    key = scene.site.keys.write(TOPIC, _WRITE.known_as(scene.topic))
+    key = scene.instance.keys.write(TOPIC, _WRITE.known_as(scene.topic))
     assert 0 < await scene.stage.call(key, "PTTL", key) <= 3_600_000
 
 
@@ -369,26 +369,26 @@ CALLS: Final[dict[str, Path[Scene]]] = {
             *("group_claim", *_REMOVED, "group_adopt", "group_settle", "group_adopt", "topic_look"),
             *("SISMEMBER groups", "SADD groups"),
         ),
-        lambda s: s.soon(adopt_group(s.site, s.registry, s.topic, QUERY, {0: Position(s.ids[0], 1)})),
+        lambda s: s.soon(adopt_group(s.instance, s.registry, s.topic, QUERY, {0: Position(s.ids[0], 1)})),
         it_is_the_querys,
         entries,
     ),
     "publish": Path(
         ("group_publish",),
-        lambda s: publish_progress(s.site, s.topic, QUERY, {0: Position(s.ids[1], 2)}),
+        lambda s: publish_progress(s.instance, s.topic, QUERY, {0: Position(s.ids[1], 2)}),
         it_has_moved,
         query,
     ),
-    "begin to write": Path(("write_begin",), lambda s: once.begin(s.site, s.topic, _WRITE), it_has_begun, topic),
+    "begin to write": Path(("write_begin",), lambda s: once.begin(s.instance, s.topic, _WRITE), it_has_begun, topic),
     "forget what was written": Path(
         ("PEXPIRE written", "PEXPIRE topic"),
-        lambda s: once.forget(s.site, s.topic, _WRITE, 1),
+        lambda s: once.forget(s.instance, s.topic, _WRITE, 1),
         it_runs_out,
         begun,
     ),
-    "ends": Path(("partition_end",), lambda s: scan.ends(s.site, s.topic), it_tells, entries),
-    "count": Path(("count_after",), lambda s: count_after(s.site, s.stream, "0-0", "+", 10), it_tells, entries),
-    "last": Path(("XREVRANGE stream",), lambda s: scan.last_up_to(s.site, s.stream, "+"), it_tells, entries),
+    "ends": Path(("partition_end",), lambda s: scan.ends(s.instance, s.topic), it_tells, entries),
+    "count": Path(("count_after",), lambda s: count_after(s.instance, s.stream, "0-0", "+", 10), it_tells, entries),
+    "last": Path(("XREVRANGE stream",), lambda s: scan.last_up_to(s.instance, s.stream, "+"), it_tells, entries),
 }
 """The commands of each call, in order."""
 

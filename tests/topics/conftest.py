@@ -1,4 +1,4 @@
-"""A site of the test's own: a link, a namespace that no other test has, and a clock that can be moved."""
+"""An instance of the test's own: a link, a namespace that no other test has, and a clock that can be moved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -31,25 +31,25 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def site(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Site]:
+async def instance(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Instance]:
     link = Connections(Address.of(url))
-    yield Site(link, keys, clock)
+    yield Instance(link, keys, clock)
     await link.aclose()
 
 
 @pytest.fixture
-def registry(site: Site) -> Registry:
-    return Registry(site)
+def registry(instance: Instance) -> Registry:
+    return Registry(instance)
 
 
 @pytest.fixture
-def admin(site: Site, registry: Registry) -> Admin:
-    return Admin(site, registry)
+def admin(instance: Instance, registry: Registry) -> Admin:
+    return Admin(instance, registry)
 
 
 @pytest.fixture
-def stage(site: Site, registry: Registry) -> Stage:
-    return Stage(site, registry)
+def stage(instance: Instance, registry: Registry) -> Stage:
+    return Stage(instance, registry)
 
 
 @pytest.fixture(scope="package")
@@ -64,6 +64,6 @@ def cluster(rung: Rung) -> Iterator[LocalCluster]:
 async def clustered(cluster: LocalCluster, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
     """As ``stage``, on a Cluster."""
     link = Connections(Address.of(cluster.url))
-    site = Site(link, keys, clock)
-    yield Stage(site, Registry(site))
+    instance = Instance(link, keys, clock)
+    yield Stage(instance, Registry(instance))
     await link.aclose()

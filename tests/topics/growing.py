@@ -17,7 +17,7 @@ from conquiet.topics.options import BrokerOptions, Retention
 from conquiet.topics.outside.external_groups import Position, publish_progress
 from conquiet.topics.produce.producer import Producer
 from conquiet.topics.server.growth import finish_growth
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -102,12 +102,12 @@ class World:
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.site = Site(Connections(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
-        self.registry = Registry(self.site)
-        self.stage = Stage(self.site, self.registry)
-        self.producers = [Producer(self.site, Registry(self.site), BrokerOptions()) for _ in range(2)]
+        self.instance = Instance(Connections(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
+        self.registry = Registry(self.instance)
+        self.stage = Stage(self.instance, self.registry)
+        self.producers = [Producer(self.instance, Registry(self.instance), BrokerOptions()) for _ in range(2)]
         kinds: dict[str, Kind] = {"billing": "members", "audit": "members", "query": "spark", "other": "foreign"}
-        self.groups = {name: Group(name, kind, GrowthLimits(self.site, name)) for name, kind in kinds.items()}
+        self.groups = {name: Group(name, kind, GrowthLimits(self.instance, name)) for name, kind in kinds.items()}
         self.actors: list[Actor] = []
         self.where: dict[int, tuple[int, str]] = {}
         self.sent = 0
@@ -116,7 +116,7 @@ class World:
         try:
             self.wait(self.come_to_an_end())
         finally:
-            self.wait(self.site.link.aclose())
+            self.wait(self.instance.link.aclose())
             self.runner.close()
 
     def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -125,7 +125,7 @@ class World:
     # --- the topic -------------------------------------------------------------------------------------------
 
     async def topic(self) -> Topic:
-        found = await self.registry.look_up(_ORDERS)
+        found = await self.registry.fetch_or_none(_ORDERS)
         assert found is not None
         return found
 
@@ -136,9 +136,9 @@ class World:
         """Growth begins, unless it has begun or there is enough."""
         topic = await self.topic()
         if topic.next_count is None and topic.partitions < MOST:
-            meta = self.site.keys.meta(_ORDERS)
+            meta = self.instance.keys.meta(_ORDERS)
             count = min(topic.partitions + more, MOST)
-            await self.site.run(meta, _PLAN([meta], self.clock.offset_ms, count, _LEAD_MS))
+            await self.instance.run(meta, _PLAN([meta], self.clock.offset_ms, count, _LEAD_MS))
 
     async def take_effect(self) -> Topic:
         """The topic, when all producers hold back if it grows."""
@@ -170,13 +170,13 @@ class World:
     async def act(
         self,
         group: Group | None,
-        work: Callable[[Site, Registry], Coroutine[Any, Any, Any]],
+        work: Callable[[Instance, Registry], Coroutine[Any, Any, Any]],
         done: Callable[[], Coroutine[Any, Any, None]],
         dead: Callable[[], None],
         steps: int,
     ) -> None:
         """Begin something, and go on with it for so many calls to the server."""
-        actor = Actor(group, Stepped(self.site, work), done, dead)
+        actor = Actor(group, Stepped(self.instance, work), done, dead)
         self.actors.append(actor)
         await self.go_on(actor, steps)
 
@@ -206,7 +206,9 @@ class World:
         """Somebody completes the growth that was announced."""
         topic = await self.take_effect()
         if topic.next_count is not None:
-            await self.act(None, lambda site, registry: finish_growth(site, registry, topic), _nothing, _none, steps)
+            await self.act(
+                None, lambda instance, registry: finish_growth(instance, registry, topic), _nothing, _none, steps
+            )
 
     async def there(self) -> set[int]:
         """The messages that are in the topic now."""
@@ -224,19 +226,19 @@ class World:
         return given
 
     async def _resets(self, topic: Topic, group: Group, index: int) -> object:
-        key = self.site.keys.lease(self.stage.stream(topic, index), group.name)
+        key = self.instance.keys.lease(self.stage.stream(topic, index), group.name)
         return await self.stage.call(key, "HGET", key, "resets")
 
     async def _serve(
         self, topic: Topic, index: int, group: Group, most: int, limit: str, fate: Callable[[int], str]
     ) -> int:
-        stream, keys = self.stage.stream(topic, index), self.site.keys
+        stream, keys = self.stage.stream(topic, index), self.instance.keys
         held = await self.stage.acquire(topic, group.name, index, _OWNER)
         last = (await self._places(stream))[group.name]
         names = [*keys.of_group(stream, group.name)[:1], stream, *keys.of_group(stream, group.name)[1:3]]
         names += [keys.delayed(stream), keys.delayed_items(stream)]
         about = (held.owner, held.epoch, self.clock.offset_ms, group.name)
-        _, _, fresh, due, *_ = await self.site.run(stream, _TAKE(names, *about, most, most, last, limit))
+        _, _, fresh, due, *_ = await self.instance.run(stream, _TAKE(names, *about, most, most, last, limit))
         self._check_order(group, fresh)
         taken = {row[0].decode(): number(row[1]) for row in (*fresh, *due)}
         done = [id for id, what in taken.items() if fate(what) == "ack"]
@@ -275,21 +277,21 @@ class World:
             if ids:
                 positions[index] = Position(ids[-1])
                 read |= {number(seen.entries[id][1]) for id in ids}
-        await publish_progress(self.site, topic, group.name, positions)
+        await publish_progress(self.instance, topic, group.name, positions)
         group.done |= read
         return len(read)
 
     # --- what must be so -------------------------------------------------------------------------------------
 
     async def look(self) -> list[_Seen]:
-        return [await self._look(self.site.keys.partition(_ORDERS, index)) for index in range(MOST)]
+        return [await self._look(self.instance.keys.partition(_ORDERS, index)) for index in range(MOST)]
 
     async def _look(self, stream: str) -> _Seen:
-        trim = self.site.keys.trim(stream)
+        trim = self.instance.keys.trim(stream)
         asked = [pack("XRANGE", stream, "-", "+"), pack("HGET", trim, "dropped")]
-        entries, dropped = await self.site.link.call_many(stream, asked)
+        entries, dropped = await self.instance.link.call_many(stream, asked)
         places = await self._places(stream)
-        pending = await self.site.link.call_many(
+        pending = await self.instance.link.call_many(
             stream, [pack("XPENDING", stream, name, "-", "+", 1000) for name in places]
         )
         waiting = {name: {row[0].decode() for row in rows} for name, rows in zip(places, pending, strict=True)}
@@ -298,7 +300,7 @@ class World:
         )
 
     async def _places(self, stream: str) -> dict[str, str]:
-        [groups] = await self.site.link.call_many(stream, [pack("XINFO", "GROUPS", stream)])
+        [groups] = await self.instance.link.call_many(stream, [pack("XINFO", "GROUPS", stream)])
         return {} if isinstance(groups, Exception) else {row[1].decode(): row[7].decode() for row in groups}
 
     async def check(self) -> None:

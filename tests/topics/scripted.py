@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from conquiet.kit.clock import ManualClock
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -108,9 +108,9 @@ class Scripted:
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.site = Site(Connections(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
+        self.instance = Instance(Connections(Address.of(self.url)), Keys(f"t{secrets.token_hex(6)}"), self.clock)
         self.topic = Topic("orders", 1)
-        keys = self.site.keys
+        keys = self.instance.keys
         self.stream = self.topic.stream(keys, 0)
         self.lease, self.retry, self.attempts, self.outbox = keys.of_group(self.stream, GROUP)
         self.letters, self.forwarded = keys.dead_letters("orders"), keys.forwarded("orders")
@@ -121,7 +121,7 @@ class Scripted:
 
     def teardown(self) -> None:
         self.call("DEL", *self.keys)
-        self.wait(self.site.link.aclose())
+        self.wait(self.instance.link.aclose())
         self.runner.close()
 
     # --- talking to the server -------------------------------------------------------------------------
@@ -130,13 +130,13 @@ class Scripted:
         return self.runner.run(work)
 
     def call(self, *words: str | bytes | int) -> Any:
-        return self.wait(self.site.link.call(self.stream, pack(*words)))
+        return self.wait(self.instance.link.call(self.stream, pack(*words)))
 
     def run(self, script: str, keys: Sequence[str], *args: str | bytes | int) -> Any:
-        return self.wait(self.site.run(self.stream, Script.named(script)(keys, *args)))
+        return self.wait(self.instance.run(self.stream, Script.named(script)(keys, *args)))
 
     def dump(self) -> list[Any]:
-        return self.wait(self.site.link.call_many(self.stream, [pack("DUMP", key) for key in self.keys]))
+        return self.wait(self.instance.link.call_many(self.stream, [pack("DUMP", key) for key in self.keys]))
 
     def ids(self) -> list[str]:
         return [id.decode() for id, _ in entries_of(self.call("XRANGE", self.stream, "-", "+"))]
@@ -149,7 +149,7 @@ class Scripted:
         """Call one of the scripts that only the owner may call."""
         fence, now = (owner, epoch), self.clock.offset_ms
         group = [self.lease, self.stream, self.retry, self.attempts]
-        delayed = [self.site.keys.delayed(self.stream), self.site.keys.delayed_items(self.stream)]
+        delayed = [self.instance.keys.delayed(self.stream), self.instance.keys.delayed_items(self.stream)]
         match what:
             case "take":
                 return self.run("take", [*group, *delayed], *fence, now, GROUP, most, most, "0-0", "", *ids)
@@ -175,7 +175,7 @@ class Scripted:
     # --- looking at it -----------------------------------------------------------------------------------
 
     def look(self) -> Seen:
-        keys = self.site.keys
+        keys = self.instance.keys
         commands = (
             ("HMGET", self.lease, "owner", "epoch"),
             ("XPENDING", self.stream, GROUP, "-", "+", 1000),
@@ -186,7 +186,7 @@ class Scripted:
             ("HKEYS", keys.replayed(self.stream)),
             *(("XRANGE", key, "-", "+") for key in (self.stream, self.outbox, self.letters)),
         )
-        replies = self.wait(self.site.link.call_many(self.stream, [pack(*command) for command in commands]))
+        replies = self.wait(self.instance.link.call_many(self.stream, [pack(*command) for command in commands]))
         return Seen(*replies[:7], *map(entries_of, replies[7:]))
 
     def live_letters(self) -> dict[bytes, list[bytes]]:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.options import Retention
 from conquiet.topics.server.dead_letters import forward
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.scripts import Script
 from conquiet.wire.streams import entries_of, pack
@@ -53,18 +53,18 @@ class Held:
 class Stage:
     """Everything around the code under test."""
 
-    site: Site
+    instance: Instance
     registry: Registry
 
     async def call(self, key: str, *words: str | bytes | int) -> Any:
         """The answer to one command, its words first the name and then the rest."""
-        return await self.site.link.call(key, pack(*words))
+        return await self.instance.link.call(key, pack(*words))
 
     async def topic(self, name: str = "orders", partitions: int = 1, **retention: Any) -> Topic:
         return await self.registry.create(name, partitions, Retention(**retention))
 
     def stream(self, topic: Topic, partition: int = 0) -> str:
-        return topic.stream(self.site.keys, partition)
+        return topic.stream(self.instance.keys, partition)
 
     async def add(
         self, topic: Topic, count: int, partition: int = 0, payload: bytes = b"{}", /, **more: str
@@ -73,7 +73,7 @@ class Stage:
         stream = self.stream(topic, partition)
         fields = [word for pair in more.items() for word in pair]
         command = pack("XADD", stream, "*", "payload", payload, "timestamp", 1, *fields)
-        return [id.decode() for id in await self.site.link.call_many(stream, [command] * count)]
+        return [id.decode() for id in await self.instance.link.call_many(stream, [command] * count)]
 
     async def ids(self, topic: Topic, partition: int = 0) -> list[str]:
         """The entries that are in a partition."""
@@ -102,7 +102,7 @@ class Stage:
 
     async def join(self, topic: Topic, group: str, member: str = "worker-1#a1", about: bytes = b"{}") -> int:
         """Become a member; the server's time."""
-        keys = self.site.keys
+        keys = self.instance.keys
         names = [
             keys.members(topic.name, group),
             keys.members_info(topic.name, group),
@@ -110,8 +110,8 @@ class Stage:
         ]
         if not await self.call(keys.groups(topic.name), "SISMEMBER", keys.groups(topic.name), group):
             await self.call(keys.groups(topic.name), "SADD", keys.groups(topic.name), group)
-        beat = _BEAT(names, member, about, round(TTL * 1000), self.site.clock.offset_ms)
-        return int((await self.site.run(names[0], beat))[0])
+        beat = _BEAT(names, member, about, round(TTL * 1000), self.instance.clock.offset_ms)
+        return int((await self.instance.run(names[0], beat))[0])
 
     async def acquire(
         self, topic: Topic, group: str, partition: int = 0, owner: str = "worker-1#a1", since: int | None = None
@@ -124,46 +124,48 @@ class Stage:
     async def try_acquire(
         self, topic: Topic, group: str, partition: int = 0, owner: str = "worker-1#a1", since: int | None = None
     ) -> Any:
-        stream, offset = self.stream(topic, partition), self.site.clock.offset_ms
+        stream, offset = self.stream(topic, partition), self.instance.clock.offset_ms
         if since is None:
             seconds, micros = await self.call(stream, "TIME")
             since = int(seconds) * 1000 + int(micros) // 1000 + 1 + offset
-        keys = [self.site.keys.lease(stream, group), stream]
+        keys = [self.instance.keys.lease(stream, group), stream]
         call = _ACQUIRE(keys, owner, round(TTL * 1000), offset, group, "0-0", since, "0", "fail")
-        return await self.site.run(stream, call)
+        return await self.instance.run(stream, call)
 
     async def release(self, held: Held) -> None:
         stream = self.stream(held.topic, held.partition)
-        keys = [self.site.keys.lease(stream, held.group), stream]
-        assert await self.site.run(stream, _RELEASE(keys, held.owner, held.epoch, held.group)) == 1
+        keys = [self.instance.keys.lease(stream, held.group), stream]
+        assert await self.instance.run(stream, _RELEASE(keys, held.owner, held.epoch, held.group)) == 1
 
     async def take(self, held: Held, count: int = 100, *acked: str) -> Any:
         """What the owner is given: ``None`` if the lease is lost, else new entries and due ones."""
-        keys, stream = self.site.keys, self.stream(held.topic, held.partition)
+        keys, stream = self.instance.keys, self.stream(held.topic, held.partition)
         names = [*self._names(held)[:4], keys.delayed(stream), keys.delayed_items(stream)]
-        about = (held.owner, held.epoch, self.site.clock.offset_ms, held.group)
-        reply = await self.site.run(stream, _TAKE(names, *about, count, count, "0-0", "", *acked))
+        about = (held.owner, held.epoch, self.instance.clock.offset_ms, held.group)
+        reply = await self.instance.run(stream, _TAKE(names, *about, count, count, "0-0", "", *acked))
         if reply[0] == 0:
             return None
         fresh, due = [id.decode() for id, _ in reply[2]], [_due(row) for row in reply[3]]
         while reply[6] and len(fresh) < count:  # they are large
-            reply = await self.site.run(stream, _TAKE(names, *about, count - len(fresh), 0, "0-0", ""))
+            reply = await self.instance.run(stream, _TAKE(names, *about, count - len(fresh), 0, "0-0", ""))
             fresh += [id.decode() for id, _ in reply[2]]
         return fresh, due
 
     async def park(self, held: Held, *ids: str, delay: float = 60.0) -> None:
-        about = (held.owner, held.epoch, self.site.clock.offset_ms, held.group)
+        about = (held.owner, held.epoch, self.instance.clock.offset_ms, held.group)
         words = [word for id in ids for word in (id, round(delay * 1000), 1, "KeyError")]
-        reply = await self.site.run(
+        reply = await self.instance.run(
             self.stream(held.topic, held.partition), _PARK(self._names(held)[:4], *about, *words)
         )
         assert reply == [1, len(ids)]
 
     async def bury(self, held: Held, *ids: str, reason: str = "too many retries") -> None:
         """Make dead letters of pending entries."""
-        about = (held.owner, held.epoch, self.site.clock.offset_ms, held.group, held.topic.name, held.partition)
+        about = (held.owner, held.epoch, self.instance.clock.offset_ms, held.group, held.topic.name, held.partition)
         words = [word for id in ids for word in (id, 4, reason, "KeyError", "it's gone", "Traceback...", -1)]
-        reply = await self.site.run(self.stream(held.topic, held.partition), _BURY(self._names(held), *about, *words))
+        reply = await self.instance.run(
+            self.stream(held.topic, held.partition), _BURY(self._names(held), *about, *words)
+        )
         assert reply == [1, len(ids)]
 
     async def dead(self, topic: Topic, group: str, count: int, partition: int = 0, /, **more: str) -> list[str]:
@@ -173,12 +175,12 @@ class Stage:
         ids, _ = await self.take(held, count)
         assert len(ids) == count
         await self.bury(held, *ids)
-        await forward(self.site, topic, partition, group)
+        await forward(self.instance, topic, partition, group)
         await self.release(held)
         return list(ids)
 
     def _names(self, held: Held) -> list[str]:
-        keys, stream = self.site.keys, self.stream(held.topic, held.partition)
+        keys, stream = self.instance.keys, self.stream(held.topic, held.partition)
         lease, retry, attempts, outbox = keys.of_group(stream, held.group)
         return [lease, stream, retry, attempts, outbox]
 

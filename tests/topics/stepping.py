@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
@@ -51,10 +51,10 @@ class _SteppedLink(Connections):
 class Stepped:
     """One piece of work, which goes on by as many calls to the server as it is let, or dies between two of them."""
 
-    def __init__(self, site: Site, work: Callable[[Site, Registry], Coroutine[Any, Any, Any]]) -> None:
-        self._link = _SteppedLink(site.link)
-        self.site = Site(self._link, site.keys, site.clock)
-        self.task = asyncio.get_running_loop().create_task(work(self.site, Registry(self.site)))
+    def __init__(self, instance: Instance, work: Callable[[Instance, Registry], Coroutine[Any, Any, Any]]) -> None:
+        self._link = _SteppedLink(instance.link)
+        self.instance = Instance(self._link, instance.keys, instance.clock)
+        self.task = asyncio.get_running_loop().create_task(work(self.instance, Registry(self.instance)))
 
     @property
     def done(self) -> bool:

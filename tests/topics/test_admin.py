@@ -22,7 +22,7 @@ from conquiet.topics.operate.inspect import GroupInfo
 from conquiet.topics.operate.pending import PendingEntry
 from conquiet.topics.options import BrokerOptions, Retention, TopicDefaults
 from conquiet.topics.produce.producer import Producer
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import LegacyTopic, Registry, Topic
 from conquiet.wire.connections import Connections
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.cluster_too
 
 async def _keys(stage: Stage) -> list[str]:
     """Every key of the test's namespace, on whatever node."""
-    pattern = f"{stage.site.keys.namespace}:*"
-    nodes = [f"redis://{host}:{port}" for host, port in stage.site.link.address.seeds]
+    pattern = f"{stage.instance.keys.namespace}:*"
+    nodes = [f"redis://{host}:{port}" for host, port in stage.instance.link.address.seeds]
     return sorted([key for node in nodes for key in await keys_like(node, pattern)])
 
 
 async def _generation(stage: Stage, group: str) -> int:
-    key = stage.site.keys.generation("orders", group)
+    key = stage.instance.keys.generation("orders", group)
     return int(await stage.call(key, "GET", key) or 0)
 
 
@@ -74,8 +74,8 @@ UNKNOWN: dict[str, Callable[[Admin], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("method", UNKNOWN)
-async def test_an_unknown_topic_is_an_error_and_never_made(stage: Stage, site: Site, method: str) -> None:
-    admin = Admin(site, Registry(site, TopicDefaults(partitions=2)))
+async def test_an_unknown_topic_is_an_error_and_never_made(stage: Stage, instance: Instance, method: str) -> None:
+    admin = Admin(instance, Registry(instance, TopicDefaults(partitions=2)))
     with pytest.raises(UnknownTopicError, match="'nowhere'"):
         await UNKNOWN[method](admin)
     assert await _keys(stage) == []
@@ -97,7 +97,7 @@ async def test_a_topic_is_described_over_all_partitions(stage: Stage, admin: Adm
     for partition, id in ((0, "9-1"), (0, "10-2"), (1, "10-10"), (1, "11-5")):
         stream = stage.stream(topic, partition)
         await stage.call(stream, "XADD", stream, id, "payload", "1")
-    key = stage.site.keys.delayed(stage.stream(topic, 2))
+    key = stage.instance.keys.delayed(stage.stream(topic, 2))
     await stage.call(key, "ZADD", key, 5, "delay/1")
     await stage.create_group(topic, "billing", partition=1)
     await stage.join(topic, "shipping")
@@ -134,7 +134,7 @@ async def test_a_topic_that_nobody_wrote_to(stage: Stage, admin: Admin) -> None:
 
 
 async def test_a_legacy_stream_is_described_too(stage: Stage, admin: Admin) -> None:
-    stream = stage.site.keys.bare("legacy")
+    stream = stage.instance.keys.bare("legacy")
     await stage.call(stream, "XADD", stream, "5-5", "data", "{}")
     await stage.call(stream, "XGROUP", "CREATE", stream, "billing", "0")
     for topic in ("legacy", LegacyTopic(stream)):
@@ -276,7 +276,7 @@ async def test_lag_after_unread_entries_were_dropped(stage: Stage, admin: Admin)
     await stage.add(topic, 20)
     await stage.create_group(topic, "billing")
     await stage.read(topic, "billing", 5)
-    await trim(stage.site, topic, 0)
+    await trim(stage.instance, topic, 0)
     assert await _lag(admin) == 10
     await stage.read(topic, "billing", 1)
     assert await _lag(admin) == 9
@@ -289,14 +289,14 @@ async def test_lag_needs_no_count_where_the_server_knows(
     await stage.add(topic, 50)
     await stage.create_group(topic, "billing")
     await stage.ack(topic, "billing", *await stage.read(topic, "billing", 25))
-    assert (await trim(stage.site, topic, 0)).removed == 20
-    names, run = list[str](), Site.run
+    assert (await trim(stage.instance, topic, 0)).removed == 20
+    names, run = list[str](), Instance.run
 
-    async def listening(self: Site, key: str, call: Call) -> object:
+    async def listening(self: Instance, key: str, call: Call) -> object:
         names.append(call.script.name)
         return await run(self, key, call)
 
-    monkeypatch.setattr(Site, "run", listening)
+    monkeypatch.setattr(Instance, "run", listening)
     assert await _lag(admin) == 25
     assert ("count_after" in names) == (server.release < (7, 0))
 
@@ -317,9 +317,9 @@ async def test_lag_is_right_whatever_happened(stage: Stage, admin: Admin, seed: 
         elif action == "ack" and (pending := await stage.pending(topic, "billing")):
             await stage.ack(topic, "billing", *pending)
         elif action == "trim":
-            await trim(stage.site, topic, 0, Retention(max_len=dice.randint(1, 200)))
+            await trim(stage.instance, topic, 0, Retention(max_len=dice.randint(1, 200)))
         elif action == "drop" and dice.random() < 0.3:
-            await trim(stage.site, topic, 0, Retention(max_len=dice.randint(50, 200), on_full="drop"))
+            await trim(stage.instance, topic, 0, Retention(max_len=dice.randint(50, 200), on_full="drop"))
         elif action == "delete" and there and dice.random() < 0.2:
             await stage.call(stream, "XDEL", stream, dice.choice(there))
         elif action == "set" and there and dice.random() < 0.3:
@@ -366,7 +366,7 @@ async def test_a_pending_entry_tells_its_failures(stage: Stage, admin: Admin) ->
     ids = await stage.add(topic, 2)
     await stage.take(held)
     await stage.park(held, ids[0], delay=60)
-    attempts = stage.site.keys.attempts(stage.stream(topic), "billing")
+    attempts = stage.instance.keys.attempts(stage.stream(topic), "billing")
     await stage.call(attempts, "HSET", attempts, f"c:{ids[1]}", 2)
     first, second = (await admin.pending("orders", "billing")).entries
     assert (first.id, first.consumer, first.consumer_id) == (ids[0], "worker-1", "worker-1#a1")
@@ -447,14 +447,14 @@ async def test_growing(stage: Stage, admin: Admin, clock: ManualClock) -> None:
 
 async def test_configuring(stage: Stage, admin: Admin, registry: Registry, clock: ManualClock) -> None:
     topic = await stage.topic(partitions=2)
-    assert (await registry.find("orders")).retention == Retention()
+    assert (await registry.fresh("orders")).retention == Retention()
     clock.advance(5)
     info = await admin.configure("orders", retention=Retention(max_age=60.0))
     assert info.retention == Retention(max_age=60.0)
     assert info.updated is not None
     assert info.created == moment(topic.created_ms)
     assert info.updated >= moment(topic.created_ms + 5_000)
-    assert (await registry.find("orders")).retention == Retention(max_age=60.0)
+    assert (await registry.fresh("orders")).retention == Retention(max_age=60.0)
     with pytest.raises(ConfigError, match="must be a Retention"):
         await admin.configure("orders", {"max_len": 5})  # type: ignore[arg-type]
 
@@ -504,7 +504,7 @@ async def test_a_group_goes_on_from_another_place(stage: Stage, admin: Admin, to
     held = await stage.acquire(topic, "billing")
     assert await stage.take(held) == (ids[first:], [])
     stream = stage.stream(topic)
-    retry, attempts = stage.site.keys.retry(stream, "billing"), stage.site.keys.attempts(stream, "billing")
+    retry, attempts = stage.instance.keys.retry(stream, "billing"), stage.instance.keys.attempts(stream, "billing")
     assert await stage.call(retry, "EXISTS", retry, attempts) == 0
 
 
@@ -582,7 +582,7 @@ async def test_an_owner_that_nobody_has_heard_of_counts_as_alive(
 async def test_a_lost_group_resumes_where_it_was_set_to(stage: Stage, admin: Admin) -> None:
     topic, ids = await _busy(stage, admin)
     await admin.reset_group("orders", "billing", {0: ids[4]})
-    lease = stage.site.keys.lease(stage.stream(topic), "billing")
+    lease = stage.instance.keys.lease(stage.stream(topic), "billing")
     assert await stage.call(lease, "HGET", lease, "resume") == ids[4].encode()
 
 
@@ -598,8 +598,8 @@ async def test_a_deleted_group_leaves_its_dead_letters_and_a_tombstone(stage: St
     await stage.create_group(topic, "other")
     await admin.delete_group("orders", "billing")
     assert await admin.list_groups("orders") == ["other"]
-    assert [letter.original_id for letter in await letters(stage.site, topic)] == [id]
-    stream, keys = stage.stream(topic), stage.site.keys
+    assert [letter.original_id for letter in await letters(stage.instance, topic)] == [id]
+    stream, keys = stage.stream(topic), stage.instance.keys
     assert [key for key in await _keys(stage) if "billing" in key] == [keys.lease(stream, "billing")]
     lease = await stage.call(keys.lease(stream, "billing"), "HGETALL", keys.lease(stream, "billing"))
     assert sorted(lease[::2]) == [b"deleted_ms", b"epoch"]
@@ -621,7 +621,7 @@ async def test_members_of_a_deleted_group_are_refused_and_later_ones_begin_anew(
     before = await _generation(stage, "billing")
     await admin.delete_group("orders", "billing", force=True)
     assert await _generation(stage, "billing") > before
-    generation = stage.site.keys.generation("orders", "billing")
+    generation = stage.instance.keys.generation("orders", "billing")
     assert await stage.call(generation, "PTTL", generation) > 0
     assert await stage.take(held) is None
     for partition in range(2):  # also where it never had a lease
@@ -641,7 +641,7 @@ async def test_deleting_a_group_again_is_an_error_that_changes_nothing(stage: St
 
 
 async def test_a_group_of_a_legacy_stream_can_be_deleted(stage: Stage, admin: Admin) -> None:
-    stream = f"{stage.site.keys.namespace}-legacy"
+    stream = f"{stage.instance.keys.namespace}-legacy"
     await stage.call(stream, "XADD", stream, "5-5", "data", "{}")
     await stage.call(stream, "XGROUP", "CREATE", stream, "billing", "0")
     await admin.delete_group(LegacyTopic(stream), "billing")
@@ -655,7 +655,7 @@ async def test_a_group_of_a_legacy_stream_can_be_deleted(stage: Stage, admin: Ad
 async def _full(stage: Stage) -> Topic:
     """A topic with every kind of key there is."""
     topic = await stage.topic(partitions=2, max_len=5, group_expiry=60.0)
-    keys = stage.site.keys
+    keys = stage.instance.keys
     await stage.join(topic, "billing")
     for partition in range(2):
         stream = stage.stream(topic, partition)
@@ -670,7 +670,7 @@ async def _full(stage: Stage) -> Topic:
             await stage.call(key, "ZADD", key, 1, "x")
         for key in (keys.delayed_items(stream), keys.dedup_ids(stream), keys.replayed(stream)):
             await stage.call(key, "HSET", key, "x", "1")
-        await trim(stage.site, topic, partition)
+        await trim(stage.instance, topic, partition)
     forwarded = keys.forwarded("orders")
     await stage.call(forwarded, "HSET", forwarded, "billing/0", "x")
     there = await _keys(stage)
@@ -682,7 +682,7 @@ async def _full(stage: Stage) -> Topic:
 async def test_a_deleted_topic_leaves_nothing(stage: Stage, admin: Admin, clock: ManualClock) -> None:
     kept = await stage.topic("orders.2")
     await stage.add(kept, 1)
-    keys = stage.site.keys
+    keys = stage.instance.keys
     bare = f"{keys.namespace}:orders"
     await stage.call(bare, "SET", bare, "somebody else's")
     before = await _keys(stage)
@@ -738,13 +738,13 @@ async def test_a_topic_with_live_members_is_only_deleted_by_force(
     assert await stage.take(held) is None
     # What is left tells the members that this is a deletion, and not a server that forgot everything.
     assert await _generation(stage, "billing") > before
-    keys = stage.site.keys
+    keys = stage.instance.keys
     assert set(await _keys(stage)) == {keys.generation("orders", "billing"), keys.lease(stage.stream(topic), "billing")}
 
 
 async def test_a_growth_that_was_never_completed_is_deleted_too(stage: Stage, admin: Admin, clock: ManualClock) -> None:
     topic = await stage.topic()
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     await stage.call(meta, "HSET", meta, "nextCount", 3, "effectiveAt", 1)
     await stage.add(topic, 1, 2)
     await hurried(clock, admin.delete_topic("orders"))
@@ -826,9 +826,9 @@ async def test_deleting_a_group_can_be_repeated_wherever_it_was_interrupted(
 @pytest.mark.any_server
 async def test_no_stream_of_a_deleted_topic_comes_back_to_life(stage: Stage) -> None:
     """Whoever sends all the time is told, before the streams go."""
-    site = Site(stage.site.link, stage.site.keys, SYSTEM_CLOCK)
+    instance = Instance(stage.instance.link, stage.instance.keys, SYSTEM_CLOCK)
     await stage.topic(partitions=3)
-    producer = Producer(site, Registry(site), BrokerOptions())
+    producer = Producer(instance, Registry(instance), BrokerOptions())
 
     async def produce() -> None:
         while True:
@@ -836,14 +836,14 @@ async def test_no_stream_of_a_deleted_topic_comes_back_to_life(stage: Stage) -> 
 
     producing = asyncio.create_task(produce())
     await asyncio.sleep(0.05)
-    await Admin(site, Registry(site)).delete_topic("orders")
+    await Admin(instance, Registry(instance)).delete_topic("orders")
     with pytest.raises(UnknownTopicError):
         await producing
     assert await _keys(stage) == []
 
 
 async def test_on_a_cluster(clustered: Stage, clock: ManualClock) -> None:
-    admin = Admin(clustered.site, clustered.registry)
+    admin = Admin(clustered.instance, clustered.registry)
     topic = await clustered.topic(partitions=4)
     for partition in range(4):
         await clustered.dead(topic, "billing", 1, partition)

@@ -163,7 +163,7 @@ async def test_a_sign_of_life_that_is_lost_is_given_again_in_time(
     """The victim keeps its partitions, in the same epoch; time goes on by less than two heartbeats."""
     async with scene_of(url, "hand over") as scene, victim(scene, proxy):
         await eventually(scene.is_settled, "the victim has got everything")
-        leases = [scene.site.keys.lease(stream, GROUP) for stream in scene.streams]
+        leases = [scene.instance.keys.lease(stream, GROUP) for stream in scene.streams]
         before = [await scene.redis.hmget(lease, "owner", "epoch") for lease in leases]
         struck = proxy.strike(target, (), way)
         began = scene.clock.monotonic()
@@ -232,7 +232,7 @@ async def test_marks_of_a_replay_that_crashed_go_with_the_next_one(url: str, pro
         scene.clock.advance(3600.0)
         await scene.die_again()
         await scene.operate(scene.broker)
-        assert await scene.redis.hgetall(scene.site.keys.replayed(scene.streams[0])) == {}
+        assert await scene.redis.hgetall(scene.instance.keys.replayed(scene.streams[0])) == {}
 
 
 @asynccontextmanager

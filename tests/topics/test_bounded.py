@@ -17,7 +17,7 @@ from conquiet.topics.operate.admin import Admin
 from conquiet.topics.outside import scan
 from conquiet.topics.server import retention
 from conquiet.topics.server.group import count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -59,7 +59,7 @@ async def test_resetting_a_group_forgets_page_by_page(stage: Stage, admin: Admin
     assert 0 < work.most <= PAGE
     info = await admin.describe_group("orders", "billing")
     assert (info.pending, info.lag) == (0, MANY)
-    lease = stage.site.keys.lease(stage.stream(topic), "billing")
+    lease = stage.instance.keys.lease(stage.stream(topic), "billing")
     assert await stage.call(lease, "HEXISTS", lease, "forget") == 0
 
 
@@ -73,18 +73,18 @@ async def test_deleting_a_group_forgets_page_by_page(stage: Stage, admin: Admin,
 
 async def begin_reset(stage: Stage, topic: Topic, id: str) -> None:
     """The first page of a reset, after which whoever wanted it dies."""
-    stream, keys = stage.stream(topic), stage.site.keys
+    stream, keys = stage.stream(topic), stage.instance.keys
     names = [keys.lease(stream, "billing"), stream, keys.retry(stream, "billing"), keys.attempts(stream, "billing")]
-    call = Script.named("group_reset")(names, stage.site.clock.offset_ms, "billing", id, 100)
-    assert await stage.site.run(stream, call) == 1
+    call = Script.named("group_reset")(names, stage.instance.clock.offset_ms, "billing", id, 100)
+    assert await stage.instance.run(stream, call) == 1
 
 
 async def begin_deletion(stage: Stage, topic: Topic) -> None:
-    stream, keys = stage.stream(topic), stage.site.keys
+    stream, keys = stage.stream(topic), stage.instance.keys
     lease, retry, attempts, outbox = keys.of_group(stream, "billing")
     names = [lease, stream, retry, attempts, outbox, keys.trim(stream)]
-    call = Script.named("group_delete")(names, stage.site.clock.offset_ms, "billing", 100)
-    assert await stage.site.run(stream, call) == [0, 1]
+    call = Script.named("group_delete")(names, stage.instance.clock.offset_ms, "billing", 100)
+    assert await stage.instance.run(stream, call) == [0, 1]
 
 
 @pytest.mark.parametrize("to", ["earliest", "latest"])
@@ -98,7 +98,7 @@ async def test_who_takes_a_partition_whose_reset_was_not_completed_completes_it(
     seen = Recorder()
     options = impatient(max_inflight=1000)
     async with (
-        Broker(url, namespace=stage.site.keys.namespace, clock=stage.site.clock) as broker,
+        Broker(url, namespace=stage.instance.keys.namespace, clock=stage.instance.clock) as broker,
         broker.subscribe("orders", group="billing", handler=seen, options=options),
     ):
         await finished(broker, "orders", "billing")
@@ -126,17 +126,17 @@ async def test_retention_removes_nothing_that_a_reset_is_about_to_bring_back(sta
     ids = await stage.add(topic, 300)
     await stage.take(held, 300)
     await begin_reset(stage, topic, "0-0")
-    assert (await retention.trim(stage.site, topic, 0)).removed == 0
+    assert (await retention.trim(stage.instance, topic, 0)).removed == 0
     assert await stage.ids(topic) == ids
 
 
 async def test_who_subscribes_after_a_deletion_that_was_not_completed_begins_anew(stage: Stage, url: str) -> None:
     topic, _ = await left(stage, 300)
     await begin_deletion(stage, topic)
-    stage.site.clock.advance(0.01)  # type: ignore[attr-defined]
+    stage.instance.clock.advance(0.01)  # type: ignore[attr-defined]
     seen = Recorder()
     async with (
-        Broker(url, namespace=stage.site.keys.namespace, clock=stage.site.clock) as broker,
+        Broker(url, namespace=stage.instance.keys.namespace, clock=stage.instance.clock) as broker,
         broker.subscribe("orders", group="billing", handler=seen, options=impatient()),
     ):
         await finished(broker, "orders", "billing")
@@ -198,8 +198,8 @@ async def sizes(url: str) -> AsyncIterator[Sizes]:
 async def narrow(sizes: Sizes, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
     """As ``stage``, through what notes the sizes."""
     link = Connections(Address.of(sizes.url))
-    site = Site(link, keys, clock)
-    yield Stage(site, Registry(site))
+    instance = Instance(link, keys, clock)
+    yield Stage(instance, Registry(instance))
     await link.aclose()
 
 
@@ -214,18 +214,18 @@ async def test_one_call_takes_no_more_than_some_megabytes(stage: Stage, narrow: 
         if way == "due":
             await stage.park(held, *ids, delay=0.0)
     exchange = Script.named("takeover" if way == "taken over" else "take")
-    stream, keys, got, page = stage.stream(topic), stage.site.keys, list[str](), "-"
+    stream, keys, got, page = stage.stream(topic), stage.instance.keys, list[str](), "-"
     lease, retry, attempts, _ = keys.of_group(stream, "billing")
     for _ in range(20):
         fence, limit = (held.owner, held.epoch), ids[-1] if way.endswith("limit") else ""
         names, last = [lease, stream, retry, attempts], got[-1] if got else "0-0"
         if way == "taken over":
-            reply = await narrow.site.run(stream, exchange(names, *fence, "billing", page, 100, "", "", 3))
+            reply = await narrow.instance.run(stream, exchange(names, *fence, "billing", page, 100, "", "", 3))
             page, rows, more = reply[1].decode(), reply[2], reply[1]
         else:
             names += [keys.delayed(stream), keys.delayed_items(stream)]
-            call = exchange(names, *fence, narrow.site.clock.offset_ms, "billing", 100, 100, last, limit)
-            reply = await narrow.site.run(stream, call)
+            call = exchange(names, *fence, narrow.instance.clock.offset_ms, "billing", 100, 100, last, limit)
+            reply = await narrow.instance.run(stream, call)
             rows, more = [*reply[2], *reply[3]], reply[6] or reply[4] == 0
         got += [row[0].decode() for row in rows]
         if not more:
@@ -237,7 +237,7 @@ async def test_one_call_takes_no_more_than_some_megabytes(stage: Stage, narrow: 
 async def test_delayed_messages_that_are_large_are_moved_step_by_step(stage: Stage) -> None:
     topic = await stage.topic()
     held = await stage.acquire(topic, "billing")
-    stream, keys = stage.stream(topic), stage.site.keys
+    stream, keys = stage.stream(topic), stage.instance.keys
     delayed, items = keys.delayed(stream), keys.delayed_items(stream)
     for number in range(12):
         await stage.call(items, "HSET", items, f"i{number:02}", msgspec.msgpack.encode(["payload", LARGE.decode()]))
@@ -257,7 +257,7 @@ async def test_large_messages_are_read_counted_and_buried_step_by_step(
     topic = await stage.topic()
     await stage.add(topic, 30, 0, LARGE)
     stream = stage.stream(topic)
-    assert [len(page) > 0 async for page in scan.pages(narrow.site, stream, "0-0", "+", 1000)].count(False) == 0
+    assert [len(page) > 0 async for page in scan.pages(narrow.instance, stream, "0-0", "+", 1000)].count(False) == 0
     async with Broker(sizes.url, namespace=keys.namespace, clock=clock) as broker:
 
         async def fail(message: Message) -> None:
@@ -268,7 +268,7 @@ async def test_large_messages_are_read_counted_and_buried_step_by_step(
         assert len(await broker.admin.dead_letters("orders", 100)) == 30
         assert await broker.admin.replay("orders") == 30
     assert 0 < sizes.most <= LIMIT
-    assert await count_after(stage.site, stream, "0-0", "+", 100) == (30, "+")
+    assert await count_after(stage.instance, stream, "0-0", "+", 100) == (30, "+")
 
 
 # --- a million of anything else -----------------------------------------------------------------------------
@@ -287,8 +287,8 @@ async def test_dead_letters_beyond_a_limit_that_was_lowered_go_step_by_step(
     stage: Stage, clock: ManualClock, limit: dict[str, Any]
 ) -> None:
     topic = await stage.topic(**limit)
-    letters = stage.site.keys.dead_letters("orders")
-    await stage.site.link.call_many(letters, [pack("XADD", letters, "*", "a", "b")] * MANY)
+    letters = stage.instance.keys.dead_letters("orders")
+    await stage.instance.link.call_many(letters, [pack("XADD", letters, "*", "a", "b")] * MANY)
     clock.advance(120.0)
     lengths = [MANY]
     for _ in range(5):
@@ -307,7 +307,7 @@ async def test_large_messages_are_removed_step_by_step_and_all_of_them(stage: St
     if on_full == "grow":
         await stage.ack(topic, "billing", *await stage.read(topic, "billing", 40))
     before = await commands(url, "xrange")
-    assert (await retention.trim(stage.site, topic, 0)).removed == 38
+    assert (await retention.trim(stage.instance, topic, 0)).removed == 38
     assert await commands(url, "xrange") - before <= 12
     assert len(await stage.ids(topic)) == 2
 

@@ -10,7 +10,7 @@ import pytest
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.broker import Broker
 from conquiet.topics.produce.once import Appended
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from tests.rigs.calling import (
@@ -44,11 +44,11 @@ CHOSEN: Final = [
 
 @pytest.fixture
 async def scene(url: str, stage: Stage, clock: ManualClock) -> AsyncIterator[Scene]:
-    keys = stage.site.keys
+    keys = stage.instance.keys
     async with tracing(url) as proxy:
         link = Connections(Address.of(proxy.url))
         async with Broker(proxy.url, namespace=keys.namespace, clock=clock) as broker:
-            yield Scene(proxy, broker, Site(link, keys, clock), stage, clock)
+            yield Scene(proxy, broker, Instance(link, keys, clock), stage, clock)
         await link.aclose()
 
 

@@ -101,7 +101,7 @@ async def test_no_topic_or_one_twice_is_refused(broker: Broker, topics: list[str
 @pytest.mark.parametrize("start", ["earliest", "latest", "float", "datetime"])
 async def test_a_new_group_begins_where_it_is_told_to(broker: Broker, stage: Stage, start: str) -> None:
     await broker.create_topic("orders")
-    stream = stage.site.keys.partition("orders", 0)
+    stream = stage.instance.keys.partition("orders", 0)
     for ms in (1_000, 5_000, 5_001):
         await stage.call(stream, "XADD", stream, f"{ms}-0", "payload", str(ms), "timestamp", ms)
     moment = dt.datetime.fromtimestamp(5, dt.UTC)
@@ -130,7 +130,7 @@ async def test_consumers_that_start_a_group_together_agree_where_it_begins(broke
     await broker.create_topic("orders", partitions=2)
     await broker.send("orders", "old", partition=0)
     # Another consumer is on its way: it has announced the group and not yet created it.
-    groups = stage.site.keys.groups("orders")
+    groups = stage.instance.keys.groups("orders")
     await stage.call(groups, "SADD", groups, "g")
     seen = Recorder()
     async with broker.subscribe("orders", group="g", handler=seen, options=impatient(start="latest")):
@@ -205,7 +205,7 @@ async def test_a_replayed_message_is_the_same_and_tells_its_origin(broker: Broke
         id = await broker.send("orders", PAYLOAD, key="k", headers=HEADERS)
         await buried(broker, "orders")
         if is_gone:
-            stream = stage.site.keys.partition("orders", id.partition)
+            stream = stage.instance.keys.partition("orders", id.partition)
             await stage.call(stream, "XDEL", stream, id)
         assert await broker.admin.replay("orders") == 1
         await seen.saw(2)
@@ -289,8 +289,8 @@ async def test_a_settlement_after_the_lease_went_elsewhere_is_refused(
 ) -> None:
     await broker.create_topic("orders")
     id = await broker.send("orders", 1)
-    stream = stage.site.keys.partition("orders", 0)
-    lease = stage.site.keys.lease(stream, "g")
+    stream = stage.instance.keys.partition("orders", 0)
+    lease = stage.instance.keys.lease(stream, "g")
     async with broker.consume("orders", group="g", options=impatient()) as messages:
         message = await pull(messages)
         far = int(dt.datetime.now().timestamp() * 1000) + 10**7

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.lease import Lease
 from conquiet.wire.scripts import Call, Script
@@ -28,7 +28,7 @@ GROUP: Final = "billing"
 class Scene:
     """A partition of which everything is there that a script could change, and its owner."""
 
-    site: Site
+    instance: Instance
     topic: Topic
     epoch: int
     handled: list[str]
@@ -36,26 +36,26 @@ class Scene:
 
     @property
     def stream(self) -> str:
-        return self.topic.stream(self.site.keys, 0)
+        return self.topic.stream(self.instance.keys, 0)
 
     @property
     def names(self) -> list[str]:
         """Lease, stream, retry, attempts, outbox."""
-        lease, retry, attempts, outbox = self.site.keys.of_group(self.stream, GROUP)
+        lease, retry, attempts, outbox = self.instance.keys.of_group(self.stream, GROUP)
         return [lease, self.stream, retry, attempts, outbox]
 
     @property
     def delayed(self) -> list[str]:
-        return [self.site.keys.delayed(self.stream), self.site.keys.delayed_items(self.stream)]
+        return [self.instance.keys.delayed(self.stream), self.instance.keys.delayed_items(self.stream)]
 
     def call(self, script: str, owner: str, epoch: int) -> Call:
         return FENCED[script](self, Script.named(script), owner, epoch)
 
     async def everything(self, url: str) -> dict[str, Any]:
         """What every key holds."""
-        keys = sorted(await keys_like(url, f"{self.site.keys.namespace}:*"))
+        keys = sorted(await keys_like(url, f"{self.instance.keys.namespace}:*"))
         return dict(
-            zip(keys, await self.site.link.call_many(self.stream, [pack("DUMP", key) for key in keys]), strict=True)
+            zip(keys, await self.instance.link.call_many(self.stream, [pack("DUMP", key) for key in keys]), strict=True)
         )
 
 
@@ -99,9 +99,9 @@ async def scene(stage: Stage) -> Scene:
     await stage.add(topic, 5)
     ids, _ = await stage.take(held, 4)
     await stage.park(held, ids[3], delay=0.0)
-    scene = Scene(stage.site, topic, int(held.epoch), ids[:3])
-    await stage.site.run(scene.stream, scene.call("lease_suspect", OWNER, scene.epoch))
-    await stage.site.run(scene.stream, Script.named("lease_suspect")(scene.names[:1], OWNER, scene.epoch, ids[0]))
+    scene = Scene(stage.instance, topic, int(held.epoch), ids[:3])
+    await stage.instance.run(scene.stream, scene.call("lease_suspect", OWNER, scene.epoch))
+    await stage.instance.run(scene.stream, Script.named("lease_suspect")(scene.names[:1], OWNER, scene.epoch, ids[0]))
     delayed, items = scene.delayed
     await stage.call(items, "HSET", items, "i", b"\x92\xa7payload\xa11")
     await stage.call(delayed, "ZADD", delayed, 1, "i")
@@ -113,22 +113,22 @@ async def scene(stage: Stage) -> Scene:
 async def test_only_the_owner_in_its_epoch_may(scene: Scene, url: str, script: str, wrong: str) -> None:
     owner, by = WRONG[wrong]
     before = await scene.everything(url)
-    assert await scene.site.run(scene.stream, scene.call(script, owner, scene.epoch + by)) in ([0], 0)
+    assert await scene.instance.run(scene.stream, scene.call(script, owner, scene.epoch + by)) in ([0], 0)
     assert await scene.everything(url) == before
 
 
 @pytest.mark.parametrize("script", FENCED)
 async def test_an_owner_that_was_replaced_may_not(scene: Scene, stage: Stage, url: str, script: str) -> None:
     """Whoever has it now, and wherever that lives: also the same consumer, which took it again."""
-    stage.site.clock.advance(20.0)  # type: ignore[attr-defined]
+    stage.instance.clock.advance(20.0)  # type: ignore[attr-defined]
     for heir in ("worker-2#b2", OWNER):
         held = await stage.acquire(scene.topic, GROUP, owner=heir)
         before = await scene.everything(url)
-        assert await scene.site.run(scene.stream, scene.call(script, OWNER, scene.epoch)) in ([0], 0)
+        assert await scene.instance.run(scene.stream, scene.call(script, OWNER, scene.epoch)) in ([0], 0)
         assert await scene.everything(url) == before
         await stage.release(held)
         before = await scene.everything(url)
-        assert await scene.site.run(scene.stream, scene.call(script, OWNER, int(held.epoch))) in ([0], 0)
+        assert await scene.instance.run(scene.stream, scene.call(script, OWNER, int(held.epoch))) in ([0], 0)
         assert await scene.everything(url) == before
 
 
@@ -138,7 +138,7 @@ async def test_without_a_lease_nobody_may(scene: Scene, stage: Stage, url: str, 
     await stage.call(scene.names[0], "DEL", scene.names[0])
     before = await scene.everything(url)
     for epoch in (scene.epoch, 0):
-        assert await scene.site.run(scene.stream, scene.call(script, OWNER, epoch)) in ([0], 0, -1)
+        assert await scene.instance.run(scene.stream, scene.call(script, OWNER, epoch)) in ([0], 0, -1)
     assert await scene.everything(url) == before
 
 
@@ -146,7 +146,7 @@ async def test_without_a_lease_nobody_may(scene: Scene, stage: Stage, url: str, 
 async def test_the_owner_may(scene: Scene, url: str, script: str) -> None:
     """Else the tests above would prove nothing."""
     before = await scene.everything(url)
-    reply = await scene.site.run(scene.stream, scene.call(script, OWNER, scene.epoch))
+    reply = await scene.instance.run(scene.stream, scene.call(script, OWNER, scene.epoch))
     assert (reply if isinstance(reply, int) else reply[0]) == 1
     assert await scene.everything(url) != before
 
@@ -156,7 +156,7 @@ async def test_the_renewal_of_a_lease_is_the_fenced_one(scene: Scene, url: str) 
     before = await scene.everything(url)
     for owner, epoch in (("worker-1#a2", scene.epoch), (OWNER, scene.epoch - 1)):
         lease = Lease.acquired(scene.names[0], owner, epoch, 15.0, asked=0.0)
-        lease.renewed(await scene.site.run(scene.stream, lease.renewal(0)), asked=1.0)
+        lease.renewed(await scene.instance.run(scene.stream, lease.renewal(0)), asked=1.0)
         assert lease.lost
     assert await scene.everything(url) == before
 

@@ -18,7 +18,7 @@ from conquiet.topics.outside.external_groups import adopt_group
 from conquiet.topics.produce.once import Appender, Chunk, Write, begin
 from conquiet.topics.server import retention
 from conquiet.topics.server.growth import grow
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -53,14 +53,14 @@ async def own(private: EmbeddedRedis) -> AsyncIterator[EmbeddedRedis]:
 @pytest.fixture
 async def stage(own: EmbeddedRedis, keys: Keys, clock: ManualClock) -> AsyncIterator[Stage]:
     link = Connections(Address.of(own.url))
-    site = Site(link, keys, clock)
-    yield Stage(site, Registry(site))
+    instance = Instance(link, keys, clock)
+    yield Stage(instance, Registry(instance))
     await link.aclose()
 
 
 @pytest.fixture
 def admin(stage: Stage) -> Admin:
-    return Admin(stage.site, stage.registry)
+    return Admin(stage.instance, stage.registry)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_what_was_sent_is_taken_handled_and_acknowledged(broker: Broker, o
     await broker.send(ORDERS, 50, delay=0.001)
     await fill(own)
     seen = Recorder()
-    async with Broker(own.url, namespace=broker.admin._site.keys.namespace) as later:
+    async with Broker(own.url, namespace=broker.admin._instance.keys.namespace) as later:
         async with later.subscribe(ORDERS, group="g", handler=seen, options=impatient()) as subscription:
             await seen.saw(51)
             await finished(broker, ORDERS, "g")
@@ -115,13 +115,13 @@ async def test_leases_are_renewed_taken_and_given_back(stage: Stage, own: Embedd
     clock.advance(16)
     heir = await stage.acquire(topic, "g", owner="b#2")
     assert await stage.take(held) is None
-    lease, retry, attempts, _ = stage.site.keys.of_group(stage.stream(topic), "g")
+    lease, retry, attempts, _ = stage.instance.keys.of_group(stage.stream(topic), "g")
     stream = stage.stream(topic)
     call = SCRIPTS["takeover"]([lease, stream, retry, attempts], "b#2", heir.epoch, "g", "-", 10, "a#1", "", 3)
-    taken = await stage.site.run(stream, call)
+    taken = await stage.instance.run(stream, call)
     assert [(row[0].decode(), row[4]) for row in taken[2]] == [(id, b"1") for id in ids]
     for name, words in (("lease_renew", (15_000, 0)), ("lease_suspect", (ids[0],))):
-        assert await stage.site.run(stream, SCRIPTS[name]([lease], "b#2", heir.epoch, *words)) == 1
+        assert await stage.instance.run(stream, SCRIPTS[name]([lease], "b#2", heir.epoch, *words)) == 1
     await stage.take(heir, 0, *ids)
     await stage.release(heir)
 
@@ -140,7 +140,7 @@ async def test_what_frees_memory_goes_on(stage: Stage, own: EmbeddedRedis, admin
     assert await admin.purge(ORDERS) == 3  # one was still on its way
     await admin.reset_group(ORDERS, "other", "latest")
     await admin.delete_group(ORDERS, "other")
-    assert (await retention.trim(stage.site, topic, 0)).removed == 8
+    assert (await retention.trim(stage.instance, topic, 0)).removed == 8
     await admin.configure(ORDERS, Retention(max_len=1))
     assert await admin.trim(ORDERS) == 1
     await hurried(clock, admin.delete_topic(ORDERS))
@@ -152,15 +152,15 @@ async def test_a_growth_that_was_announced_is_completed(
     broker: Broker, own: EmbeddedRedis, stage: Stage, clock: ManualClock, when: str
 ) -> None:
     """Until then no group may take what is new, and nothing that is taken could make room."""
-    topic = await stage.registry.look(ORDERS)
-    await adopt_group(stage.site, stage.registry, topic, "query", {})
+    topic = await stage.registry.fetch(ORDERS)
+    await adopt_group(stage.instance, stage.registry, topic, "query", {})
     async with broker.subscribe(ORDERS, group="g", handler=Recorder(), options=impatient()):
         pass
     await broker.send_batch(ORDERS, [Outgoing(number) for number in range(50)])
 
     async def announce() -> None:
-        work = Stepped(stage.site, lambda site, registry: grow(site, registry, ORDERS, 3))
-        while (await stage.registry.look(ORDERS)).next_count is None:
+        work = Stepped(stage.instance, lambda instance, registry: grow(instance, registry, ORDERS, 3))
+        while (await stage.registry.fetch(ORDERS)).next_count is None:
             assert await work.step()
         await work.die()
         await fill(own)
@@ -170,7 +170,7 @@ async def test_a_growth_that_was_announced_is_completed(
         await announce()
 
     async def has_grown() -> bool:
-        return (await stage.registry.look(ORDERS)).partitions == 3
+        return (await stage.registry.fetch(ORDERS)).partitions == 3
 
     gate = asyncio.Event()
     seen = Recorder(lambda message: _passed(gate))
@@ -208,13 +208,13 @@ async def test_what_needs_memory_is_refused_with_a_word_about_it_and_changes_not
 ) -> None:
     for number in range(3):
         await broker.send(ORDERS, number, message_id=f"m{number}")
-    await stage.dead(await stage.registry.look(ORDERS), "g", 1)
+    await stage.dead(await stage.registry.fetch(ORDERS), "g", 1)
     clock.advance(601)  # message IDs are out of their window, and would be cleared away
     await fill(own)
-    before = await everything(own, stage.site.keys)
+    before = await everything(own, stage.instance.keys)
     with pytest.raises(QueueError, match="memory"):
         await SENDS[what](broker)
-    assert await everything(own, stage.site.keys) == before
+    assert await everything(own, stage.instance.keys) == before
     await empty(own)
     await SENDS[what](broker)
 
@@ -223,19 +223,19 @@ async def test_rows_are_refused_too(stage: Stage, own: EmbeddedRedis) -> None:
     topic = await stage.topic()
     for batch in range(2):
         write = Write("w", batch, goes_on=True)
-        await begin(stage.site, topic, write)
+        await begin(stage.instance, topic, write)
         if batch:
             await fill(own)
-        appender = Appender(stage.site, topic, write, 0)
+        appender = Appender(stage.instance, topic, write, 0)
         try:
             await appender.put(Chunk(0, 0, bytearray(b"0"), ["1"]))
             if not batch:
                 await appender.drain()
                 continue
-            before = await everything(own, stage.site.keys)
+            before = await everything(own, stage.instance.keys)
             with pytest.raises(QueueError, match="memory"):
-                await hurried(stage.site.clock, appender.drain())  # type: ignore[arg-type]
-            assert await everything(own, stage.site.keys) == before
+                await hurried(stage.instance.clock, appender.drain())  # type: ignore[arg-type]
+            assert await everything(own, stage.instance.keys) == before
         finally:
             await appender.aclose()
     assert len(await stage.ids(topic)) == 1
@@ -272,7 +272,7 @@ async def test_a_failure_that_cannot_be_written_takes_up_its_room_until_it_can(
     options = impatient(max_inflight=5, mode=mode, order=order, backoff=later, lease_ttl=1000.0)
     async with broker.subscribe(ORDERS, group="g", handler=seen, options=options):
         await eventually(lambda: len(seen.messages) >= 5, "as many as may be in flight")
-        stream = broker.admin._site.keys.partition(ORDERS, 0)
+        stream = broker.admin._instance.keys.partition(ORDERS, 0)
         refused = await refusals(own)
         await eventually_more(own, refused)  # it is tried again and again
         assert len(seen.messages) == 5

@@ -17,7 +17,7 @@ from conquiet.topics.operate.removal import delete_group, reset_group
 from conquiet.topics.outside.external_groups import Position, adopt_group
 from conquiet.topics.server.group import found_group
 from conquiet.topics.server.growth import finish_growth, grow
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.keys import Keys
@@ -42,7 +42,7 @@ async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Brok
 
 
 async def _found(stage: Stage, name: str = "orders") -> Topic:
-    found = await stage.registry.look_up(name)
+    found = await stage.registry.fetch_or_none(name)
     assert found is not None
     return found
 
@@ -55,7 +55,7 @@ async def _subscribed(broker: Broker, group: str, topic: str = "orders", **optio
 
 async def _planned(stage: Stage, clock: ManualClock, topic: Topic, partitions: int = 4) -> Topic:
     """A growth that has taken effect, and that nobody has completed."""
-    work = Stepped(stage.site, lambda site, registry: grow(site, registry, topic.name, partitions))
+    work = Stepped(stage.instance, lambda instance, registry: grow(instance, registry, topic.name, partitions))
     while (found := await _found(stage, topic.name)).next_count is None:
         assert await work.step()
     await work.die()
@@ -65,12 +65,12 @@ async def _planned(stage: Stage, clock: ManualClock, topic: Topic, partitions: i
 
 async def _grow(stage: Stage, clock: ManualClock, topic: Topic) -> Topic:
     """From 2 to 4 partitions, at once."""
-    await finish_growth(stage.site, stage.registry, await _planned(stage, clock, topic))
+    await finish_growth(stage.instance, stage.registry, await _planned(stage, clock, topic))
     return await _found(stage, topic.name)
 
 
 def _finishing(stage: Stage, planned: Topic) -> Stepped:
-    return Stepped(stage.site, lambda site, registry: finish_growth(site, registry, planned))
+    return Stepped(stage.instance, lambda instance, registry: finish_growth(instance, registry, planned))
 
 
 # --- nothing is lost --------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ async def test_every_group_is_at_the_beginning_of_every_new_partition(stage: Sta
     for group in ("billing", "audit"):
         await stage.join(topic, group)
     await adopt(stage, topic)
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 4))
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 5))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 4))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 5))
     grown = await _found(stage)
     for group in ("billing", "audit", "foreign", GROUP):
         assert (await places(stage, grown, group))[2:] == ["0-0"] * 3
@@ -189,7 +189,7 @@ async def test_another_programs_group_that_reads_one_partition_is_left_alone(sta
     await stage.create_group(topic, "one", partition=0)
     await stage.create_group(topic, "all", partition=0)  # but for the one that holds nothing
     await stage.create_group(topic, "all", partition=1)
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 4))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 4))
     grown = await _found(stage)
     assert (await places(stage, grown, "one"))[3] is None
     assert (await places(stage, grown, "all"))[3] == "0-0"
@@ -201,7 +201,7 @@ async def test_a_name_that_is_no_text_stays_the_same(stage: Stage, clock: Manual
     topic = await stage.topic()
     stream = stage.stream(topic)
     await stage.call(stream, "XGROUP", "CREATE", stream, b"\xff\xfe", "0", "MKSTREAM")
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 2))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 2))
     new = stage.stream(topic, 1)
     assert [row[1] for row in await stage.call(new, "XINFO", "GROUPS", new)] == [b"\xff\xfe"]
 
@@ -210,7 +210,7 @@ async def test_a_name_that_was_noted_and_never_came_to_be_is_no_group(stage: Sta
     """Its consumer died before it was anywhere: where a new one begins is not decided yet."""
     topic = await stage.topic()
     await stage.join(topic, "billing")
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 2))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 2))
     assert await places(stage, await _found(stage), "billing") == [None, None]
 
 
@@ -222,7 +222,7 @@ async def test_a_new_partition_that_is_no_stream_does_not_stop_the_others(stage:
     await stage.join(topic, "billing")
     bad = stage.stream(topic, 1)
     await stage.call(bad, "SET", bad, "foreign")
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 3))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 3))
     assert (await _found(stage)).partitions == 3
     assert await stage.pending(topic, "billing", 2) == []
 
@@ -308,7 +308,9 @@ async def test_a_group_is_everywhere_at_whatever_moment_of_its_making_the_topic_
 
     async def attempt(topic: Topic, at: int) -> bool:
         spark = start == "spark"
-        work = Stepped(stage.site, lambda site, registry: _make(site, registry, topic, spark=spark, start=start))
+        work = Stepped(
+            stage.instance, lambda instance, registry: _make(instance, registry, topic, spark=spark, start=start)
+        )
         is_over = await _steps(work, at)
         grown = await _grow(stage, clock, topic)
         await stage.add(grown, 1, 3)
@@ -319,11 +321,11 @@ async def test_a_group_is_everywhere_at_whatever_moment_of_its_making_the_topic_
     await _at_every_moment(stage, attempt)
 
 
-async def _make(site: Site, registry: Registry, topic: Topic, *, spark: bool, start: str = "0-0") -> None:
+async def _make(instance: Instance, registry: Registry, topic: Topic, *, spark: bool, start: str = "0-0") -> None:
     if spark:
-        await adopt_group(site, registry, topic, GROUP, {})
+        await adopt_group(instance, registry, topic, GROUP, {})
     else:
-        await found_group(site, registry, topic, GROUP, start)
+        await found_group(instance, registry, topic, GROUP, start)
 
 
 @pytest.mark.any_server
@@ -333,10 +335,10 @@ async def test_a_group_that_is_deleted_at_any_moment_of_a_growth_stays_away(
     stage: Stage, clock: ManualClock, spark: bool
 ) -> None:
     async def attempt(topic: Topic, at: int) -> bool:
-        await _make(stage.site, stage.registry, topic, spark=spark)
+        await _make(stage.instance, stage.registry, topic, spark=spark)
         work = _finishing(stage, await _planned(stage, clock, topic))
         is_over = await _steps(work, at)
-        await delete_group(stage.site, stage.registry, topic, GROUP)
+        await delete_group(stage.instance, stage.registry, topic, GROUP)
         await work.finish()
         assert await places(stage, await _found(stage, topic.name)) == [None] * 4, at
         return is_over
@@ -351,9 +353,9 @@ async def test_a_group_stays_away_at_whatever_moment_of_its_deletion_the_topic_g
     stage: Stage, clock: ManualClock, spark: bool
 ) -> None:
     async def attempt(topic: Topic, at: int) -> bool:
-        await _make(stage.site, stage.registry, topic, spark=spark)
+        await _make(stage.instance, stage.registry, topic, spark=spark)
         found = await _found(stage, topic.name)
-        work = Stepped(stage.site, lambda site, registry: delete_group(site, registry, found, GROUP))
+        work = Stepped(stage.instance, lambda instance, registry: delete_group(instance, registry, found, GROUP))
         is_over = await _steps(work, at)
         grown = await _grow(stage, clock, topic)
         await work.finish()
@@ -372,8 +374,8 @@ async def test_a_reset_at_whatever_moment_of_a_growth_reaches_every_partition(
     """What was written before a reset to the end is behind it, also in a partition that was added during it."""
 
     async def attempt(topic: Topic, at: int) -> bool:
-        await _make(stage.site, stage.registry, topic, spark=False)
-        work = Stepped(stage.site, lambda site, registry: reset_group(site, registry, topic, GROUP, to))
+        await _make(stage.instance, stage.registry, topic, spark=False)
+        work = Stepped(stage.instance, lambda instance, registry: reset_group(instance, registry, topic, GROUP, to))
         is_over = await _steps(work, at)
         grown = await _grow(stage, clock, topic)
         last = (await stage.add(grown, 2, 3))[-1]
@@ -392,7 +394,7 @@ async def test_a_growth_that_dies_at_whatever_moment_is_completed_with_all_group
     stage: Stage, broker: Broker, clock: ManualClock
 ) -> None:
     async def attempt(topic: Topic, at: int) -> bool:
-        await found_group(stage.site, stage.registry, topic, OFFLINE, "0-0")
+        await found_group(stage.instance, stage.registry, topic, OFFLINE, "0-0")
         await adopt(stage, topic)
         work = _finishing(stage, await _planned(stage, clock, topic))
         is_over = await _steps(work, at)
@@ -413,10 +415,10 @@ async def test_a_growth_that_dies_at_whatever_moment_is_completed_with_all_group
 @pytest.mark.one_node
 async def test_a_topic_that_was_deleted_during_its_growth_gets_no_streams(stage: Stage, clock: ManualClock) -> None:
     topic = await stage.topic(partitions=2)
-    await _make(stage.site, stage.registry, topic, spark=False)
+    await _make(stage.instance, stage.registry, topic, spark=False)
     planned = await _planned(stage, clock, topic)
-    await hurried(clock, Admin(stage.site, stage.registry).delete_topic("orders", force=True))
-    await finish_growth(stage.site, stage.registry, planned)
+    await hurried(clock, Admin(stage.instance, stage.registry).delete_topic("orders", force=True))
+    await finish_growth(stage.instance, stage.registry, planned)
     made = [stage.stream(topic, partition) for partition in range(4)]
     assert [await stage.call(key, "EXISTS", key) for key in made] == [0] * 4
 
@@ -427,11 +429,11 @@ async def test_a_topic_that_was_deleted_during_its_growth_gets_no_streams(stage:
 async def test_a_query_that_was_away_during_growth_misses_nothing(stage: Stage, clock: ManualClock) -> None:
     topic = await stage.topic(delete_acked=True)
     await adopt(stage, topic)
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 2))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 2))
     grown = await _found(stage)
     ids = await stage.add(grown, 10, 1)
     await stage.create_group(grown, "live", partition=1)
     await stage.ack(grown, "live", *await stage.read(grown, "live", 10, 1), partition=1)
-    assert (await trim(stage.site, grown, 1)).removed == 0
+    assert (await trim(stage.instance, grown, 1)).removed == 0
     await publish(stage, grown, {1: Position(ids[4], 5)})
-    assert (await trim(stage.site, grown, 1)).removed == 5
+    assert (await trim(stage.instance, grown, 1)).removed == 5

@@ -85,7 +85,7 @@ class Growing(World, RuleBasedStateMachine):
     def it_is_trimmed(self, kept: Retention) -> None:
         topic = self.wait(self.topic())
         for index in range(topic.partitions):
-            self.wait(retention.trim(self.site, topic, index, kept))
+            self.wait(retention.trim(self.instance, topic, index, kept))
 
     @rule(seconds=st.sampled_from([1, 200]))
     def time_passes(self, seconds: int) -> None:
@@ -107,7 +107,11 @@ class Growing(World, RuleBasedStateMachine):
             group.begin(await self.there() if is_new and start == "earliest" else (), is_orderly=is_new)
 
         work = self.act(
-            group, lambda site, registry: found_group(site, registry, topic, name, place), done, group.end, steps
+            group,
+            lambda instance, registry: found_group(instance, registry, topic, name, place),
+            done,
+            group.end,
+            steps,
         )
         self.wait(work)
 
@@ -124,7 +128,11 @@ class Growing(World, RuleBasedStateMachine):
             group.begin(await self.there() if is_new else ())
 
         work = self.act(
-            group, lambda site, registry: adopt_group(site, registry, topic, "query", {}), done, group.end, steps
+            group,
+            lambda instance, registry: adopt_group(instance, registry, topic, "query", {}),
+            done,
+            group.end,
+            steps,
         )
         self.wait(work)
 
@@ -150,7 +158,11 @@ class Growing(World, RuleBasedStateMachine):
             group.is_there = False
 
         work = self.act(
-            group, lambda site, registry: delete_group(site, registry, topic, name, True), done, group.end, steps
+            group,
+            lambda instance, registry: delete_group(instance, registry, topic, name, True),
+            done,
+            group.end,
+            steps,
         )
         self.wait(work)
 
@@ -170,7 +182,7 @@ class Growing(World, RuleBasedStateMachine):
 
         work = self.act(
             group,
-            lambda site, registry: reset_group(site, registry, topic, name, to, True),  # type: ignore[arg-type]
+            lambda instance, registry: reset_group(instance, registry, topic, name, to, True),  # type: ignore[arg-type]
             done,
             dead,
             steps,

@@ -32,11 +32,11 @@ class _Broken:
     def __init__(self, works: Any) -> None:
         self.calls, self.is_broken, self._works = 0, True, works
 
-    async def __call__(self, site: Any, topic: Any, partition: int, *args: Any) -> Any:
+    async def __call__(self, instance: Any, topic: Any, partition: int, *args: Any) -> Any:
         if self.is_broken and partition == 0:
             self.calls += 1
             raise ValueError("nobody expects this")
-        return await self._works(site, topic, partition, *args)
+        return await self._works(instance, topic, partition, *args)
 
 
 async def test_a_trim_that_fails_unexpectedly_is_told_of_and_tried_again(

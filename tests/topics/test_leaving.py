@@ -96,7 +96,7 @@ async def test_a_consumer_whose_loop_has_ended_is_not_kept_alive(url: str, keys:
     async def forgetful() -> None:
         mine = Broker(url, namespace=keys.namespace, clock=clock)
         left.append(await mine.consume("orders", group="g", options=impatient(lease_ttl=LONG)).__aenter__())
-        await mine._site.link.aclose()  # Python warns of connections that a loop leaves behind
+        await mine._instance.link.aclose()  # Python warns of connections that a loop leaves behind
 
     async def until() -> str:
         return str(await ask(url, "HGET", keys.lease(keys.partition("orders", 0), "g"), "until_ms"))

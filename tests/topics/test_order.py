@@ -269,7 +269,7 @@ async def test_replayed_messages_of_one_key_come_back_one_at_a_time(broker: Brok
 @pytest.mark.any_server
 @pytest.mark.parametrize("order", ["block_key", "block_partition"])
 async def test_burying_an_entry_at_once_lets_nobody_overtake(broker: Broker, stage: Stage, order: str) -> None:
-    gate, stream = asyncio.Event(), stage.site.keys.partition("orders", 0)
+    gate, stream = asyncio.Event(), stage.instance.keys.partition("orders", 0)
 
     async def hold_first(message: Message) -> None:
         if message.payload == 0:

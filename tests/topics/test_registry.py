@@ -21,7 +21,7 @@ from conquiet import (
 )
 from conquiet.kit.clock import Clock, ManualClock
 from conquiet.kit.policy import Backoff, RetryPolicy
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import FRESH, Growth, LegacyTopic, Registry
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
@@ -92,14 +92,14 @@ async def test_a_crash_between_meta_and_lists_is_made_good_by_whoever_finds_it(
     registry: Registry, url: str, keys: Keys
 ) -> None:
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 2)
-    await registry.find(ORDERS)
+    await registry.fresh(ORDERS)
     assert await registry.names() == [ORDERS]
     assert len(await ask(url, "SMEMBERS", keys.partitions(ORDERS))) == 2
 
 
 async def test_looking_up_has_no_side_effect(registry: Registry, url: str, keys: Keys) -> None:
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 2)
-    assert (await registry.look_up(ORDERS)) is not None
+    assert (await registry.fetch_or_none(ORDERS)) is not None
     assert not any([await ask(url, "EXISTS", key) for key in (keys.registry, keys.partitions(ORDERS))])
 
 
@@ -109,7 +109,7 @@ async def test_looking_up_has_no_side_effect(registry: Registry, url: str, keys:
 async def test_a_topic_is_read_as_it_was_made(registry: Registry, url: str, keys: Keys) -> None:
     kept = Retention(max_len=5, max_age=1.5, group_expiry=60, delete_acked=True)
     made = await registry.create(ORDERS, 3, kept, "consistent")
-    found = await registry.look(ORDERS)
+    found = await registry.fetch(ORDERS)
     assert found == made
     assert (found.partitions, found.version, found.partitioner, found.retention) == (3, 1, "consistent", kept)
     assert found.streams(keys) == [keys.partition(ORDERS, index) for index in range(3)]
@@ -118,7 +118,7 @@ async def test_a_topic_is_read_as_it_was_made(registry: Registry, url: str, keys
 async def test_the_spec_s_two_fields_make_a_topic(registry: Registry, url: str, keys: Keys) -> None:
     """Another implementation writes no more than these."""
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 4, "createdAt", 1_700_000_000_000)
-    found = await registry.find(ORDERS)
+    found = await registry.fresh(ORDERS)
     assert (found.partitions, found.created_ms, found.partitioner) == (4, 1_700_000_000_000, "murmur2")
     assert found.retention == PLAIN
 
@@ -128,13 +128,13 @@ async def test_policies_of_a_newer_version_are_read_as_far_as_they_are_known(
 ) -> None:
     policies = json.dumps({"retention": {"max_len": 5, "colour": "red"}, "quota": {"bytes": 1}})
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 1, "policies", policies, "colour", "red")
-    assert (await registry.find(ORDERS)).retention == Retention(max_len=5)
+    assert (await registry.fresh(ORDERS)).retention == Retention(max_len=5)
 
 
 async def test_growth_is_read_with_where_the_old_partitions_ended(registry: Registry, url: str, keys: Keys) -> None:
     steps = json.dumps([{"before": 1, "after": 3, "ends": ["5-1"]}])
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 3, "version", 2, "growth", steps)
-    found = await registry.find(ORDERS)
+    found = await registry.fresh(ORDERS)
     assert (found.version, found.growth) == (2, (Growth(1, 3, ("5-1",)),))
 
 
@@ -160,25 +160,25 @@ async def _is_planned(url: str, keys: Keys) -> bool:
 async def test_what_is_known_is_kept_for_a_moment(registry: Registry, clock: ManualClock, url: str, keys: Keys) -> None:
     await registry.create(ORDERS, 1, PLAIN)
     assert registry.cached(ORDERS) is None
-    known = await registry.find(ORDERS)
+    known = await registry.fresh(ORDERS)
     assert registry.cached(ORDERS) is known
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 2)
-    assert await registry.find(ORDERS) is known
+    assert await registry.fresh(ORDERS) is known
     clock.advance(FRESH)
     assert registry.cached(ORDERS) is None
-    assert (await registry.find(ORDERS)).partitions == 2
+    assert (await registry.fresh(ORDERS)).partitions == 2
 
 
 async def test_what_was_changed_here_is_asked_for_at_once(registry: Registry, url: str, keys: Keys) -> None:
     await registry.create(ORDERS, 1, PLAIN)
-    await registry.find(ORDERS)
+    await registry.fresh(ORDERS)
     await ask(url, "HSET", keys.meta(ORDERS), "partitionCount", 2)
     registry.forget(ORDERS)
-    assert (await registry.find(ORDERS)).partitions == 2
+    assert (await registry.fresh(ORDERS)).partitions == 2
 
 
 async def test_a_legacy_stream_needs_no_question(registry: Registry) -> None:
-    found = await registry.find(LegacyTopic("app:{orders}"))
+    found = await registry.fresh(LegacyTopic("app:{orders}"))
     assert (found.legacy, found.partitions, found.stream(Keys("ns"), 0)) == (True, 1, "app:{orders}")
 
 
@@ -279,17 +279,17 @@ async def test_a_partitioner_of_another_version_cannot_be_written_by_but_looked_
 
 
 @pytest.mark.any_server
-async def test_a_closed_site_knows_nothing(site: Site) -> None:
-    await site.link.aclose()
+async def test_a_closed_site_knows_nothing(instance: Instance) -> None:
+    await instance.link.aclose()
     with pytest.raises(QueueError, match="closed"):
-        await Registry(site).find(ORDERS)
+        await Registry(instance).fresh(ORDERS)
 
 
 @pytest.mark.any_server
 @pytest.mark.parametrize("name", ["", "a:b", "{a}", None, 5])
 async def test_names_are_checked_before_anything_is_asked(registry: Registry, name: Any) -> None:
     with pytest.raises(ConfigError, match=r"^topic must be"):
-        await registry.find(name)
+        await registry.fresh(name)
     with pytest.raises(ConfigError, match=r"^topic must be"):
         await registry.create(name, 1, PLAIN)
 

@@ -21,11 +21,11 @@ _APPEND = Script.named("append")
 
 
 async def _trim(stage: Stage, topic: Topic, **kept: object) -> Trimmed:
-    return await trim(stage.site, topic, 0, Retention(**kept))  # type: ignore[arg-type]
+    return await trim(stage.instance, topic, 0, Retention(**kept))  # type: ignore[arg-type]
 
 
 async def _noted(stage: Stage, topic: Topic, field: str) -> str | None:
-    key = stage.site.keys.trim(stage.stream(topic))
+    key = stage.instance.keys.trim(stage.stream(topic))
     value = await stage.call(key, "HGET", key, field)
     return None if value is None else value.decode()
 
@@ -41,7 +41,7 @@ def _after(id: str) -> str:
 async def test_a_partition_without_rules_is_left_alone(stage: Stage) -> None:
     topic = await stage.topic()
     await stage.add(topic, 3)
-    assert await trim(stage.site, topic, 0) == Trimmed()
+    assert await trim(stage.instance, topic, 0) == Trimmed()
     assert len(await stage.ids(topic)) == 3
 
 
@@ -55,10 +55,10 @@ async def test_a_partition_that_nobody_wrote_to_is_not_made(stage: Stage) -> Non
 async def test_the_number_of_entries_is_exact_without_groups(stage: Stage, count: int) -> None:
     topic = await stage.topic(max_len=10)
     ids = await stage.add(topic, count)
-    trimmed = await trim(stage.site, topic, 0)
+    trimmed = await trim(stage.instance, topic, 0)
     assert trimmed == Trimmed(count - 10, 0, _after(ids[-11]))
     assert await stage.ids(topic) == ids[-10:]
-    assert await trim(stage.site, topic, 0) == Trimmed(0, 0, _after(ids[-11]))
+    assert await trim(stage.instance, topic, 0) == Trimmed(0, 0, _after(ids[-11]))
 
 
 @pytest.mark.parametrize("acked", [0, 1, 99, 100, 230, 490, 500])
@@ -151,7 +151,7 @@ async def test_the_bound_never_goes_back(stage: Stage) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 20)
     await _trim(stage, topic, max_len=5)
-    key = stage.site.keys.trim(stage.stream(topic))
+    key = stage.instance.keys.trim(stage.stream(topic))
     await stage.call(key, "HSET", key, "bound", _after(ids[-1]))
     assert (await _trim(stage, topic, max_len=2)).bound == _after(ids[-1])
 
@@ -177,7 +177,7 @@ async def test_dropping_counts_what_some_group_has_not_finished(stage: Stage) ->
 async def test_dropping_loses_nothing_if_there_is_no_group(stage: Stage) -> None:
     topic = await stage.topic(max_len=10, on_full="drop")
     await stage.add(topic, 50)
-    assert (await trim(stage.site, topic, 0)).dropped == 0
+    assert (await trim(stage.instance, topic, 0)).dropped == 0
     assert await _noted(stage, topic, "dropped") is None
 
 
@@ -188,25 +188,25 @@ async def test_a_group_without_an_owner_expires(stage: Stage, clock: ManualClock
     topic = await stage.topic(max_len=5, group_expiry=100.0)
     held = await stage.acquire(topic, "billing")
     await stage.add(topic, 20)
-    assert await trim(stage.site, topic, 0) == Trimmed()
+    assert await trim(stage.instance, topic, 0) == Trimmed()
     clock.advance(100)  # its lease of 15 s ran out 85 s ago
-    assert await trim(stage.site, topic, 0) == Trimmed()
+    assert await trim(stage.instance, topic, 0) == Trimmed()
     clock.advance(16)
-    trimmed = await trim(stage.site, topic, 0)
+    trimmed = await trim(stage.instance, topic, 0)
     assert (trimmed.removed, trimmed.expired_groups) == (15, ("billing",))
     await stage.acquire(topic, "billing", owner=held.owner)
-    assert (await trim(stage.site, topic, 0)).expired_groups == ()
+    assert (await trim(stage.instance, topic, 0)).expired_groups == ()
 
 
 async def test_a_lease_that_was_just_given_back_counts_as_served(stage: Stage, clock: ManualClock) -> None:
     topic = await stage.topic(max_len=5, group_expiry=100.0)
     await stage.release(await stage.acquire(topic, "billing"))
     await stage.add(topic, 20)
-    assert await trim(stage.site, topic, 0) == Trimmed()
+    assert await trim(stage.instance, topic, 0) == Trimmed()
     clock.advance(114)  # it could have been held for 15 s
-    assert await trim(stage.site, topic, 0) == Trimmed()
+    assert await trim(stage.instance, topic, 0) == Trimmed()
     clock.advance(2)
-    assert (await trim(stage.site, topic, 0)).expired_groups == ("billing",)
+    assert (await trim(stage.instance, topic, 0)).expired_groups == ("billing",)
 
 
 async def test_a_reader_without_leases_counts_as_long_as_it_moves(stage: Stage, clock: ManualClock) -> None:
@@ -214,23 +214,23 @@ async def test_a_reader_without_leases_counts_as_long_as_it_moves(stage: Stage, 
     await stage.add(topic, 20)
     await stage.create_group(topic, "foreign")
     for _ in range(3):
-        assert (await trim(stage.site, topic, 0)).expired_groups == ()
+        assert (await trim(stage.instance, topic, 0)).expired_groups == ()
         clock.advance(99)
         await stage.read(topic, "foreign", 1)
-    assert await trim(stage.site, topic, 0) == Trimmed()
+    assert await trim(stage.instance, topic, 0) == Trimmed()
     clock.advance(101)
-    assert (await trim(stage.site, topic, 0)).expired_groups == ("foreign",)
+    assert (await trim(stage.instance, topic, 0)).expired_groups == ("foreign",)
 
 
 async def test_only_the_others_hold_back_when_one_has_expired(stage: Stage, clock: ManualClock) -> None:
     topic = await stage.topic(delete_acked=True, group_expiry=100.0)
     ids = await stage.add(topic, 20)
     await stage.create_group(topic, "gone")
-    await trim(stage.site, topic, 0)
+    await trim(stage.instance, topic, 0)
     clock.advance(101)
     await stage.create_group(topic, "here")
     await stage.ack(topic, "here", *await stage.read(topic, "here", 8))
-    assert await trim(stage.site, topic, 0) == Trimmed(8, 0, _after(ids[7]), ("gone",))
+    assert await trim(stage.instance, topic, 0) == Trimmed(8, 0, _after(ids[7]), ("gone",))
 
 
 # --- within a send -----------------------------------------------------------------------------------------
@@ -239,11 +239,11 @@ async def test_only_the_others_hold_back_when_one_has_expired(stage: Stage, cloc
 async def _append(
     stage: Stage, topic: Topic, message_id: str = "", *, window: int = 600_000, size: int = 100
 ) -> list[object]:
-    keys, stream, kept = stage.site.keys, stage.stream(topic), topic.retention
+    keys, stream, kept = stage.instance.keys, stage.stream(topic), topic.retention
     names = [stream, keys.dedup(stream), keys.dedup_ids(stream), keys.trim(stream)]
     most = -1 if kept.max_len is None else kept.max_len
-    call = _APPEND(names, stage.site.clock.offset_ms, message_id, window, size, most, kept.on_full, "payload", "1")
-    return [part.decode() if isinstance(part, bytes) else part for part in await stage.site.run(stream, call)]
+    call = _APPEND(names, stage.instance.clock.offset_ms, message_id, window, size, most, kept.on_full, "payload", "1")
+    return [part.decode() if isinstance(part, bytes) else part for part in await stage.instance.run(stream, call)]
 
 
 async def test_a_full_topic_takes_no_more_until_something_is_finished(stage: Stage) -> None:
@@ -307,7 +307,7 @@ async def test_a_message_id_is_free_after_its_window_however_many_are_stale(stag
     clock.advance(601.0)
     assert (await _append(stage, topic, "m-249", size=1000))[0] == "OK"
     assert (await _append(stage, topic, "m-249", size=1000))[0] == "AGAIN"
-    key = stage.site.keys.dedup(stage.stream(topic))
+    key = stage.instance.keys.dedup(stage.stream(topic))
     assert await stage.call(key, "ZCARD", key) == await stage.call(f"{key}:ids", "HLEN", f"{key}:ids") == 150
 
 
@@ -403,4 +403,4 @@ async def test_on_a_cluster(clustered: Stage) -> None:
         await clustered.ack(
             topic, "billing", *await clustered.read(topic, "billing", 30, partition), partition=partition
         )
-        assert (await trim(clustered.site, topic, partition)).removed == 20
+        assert (await trim(clustered.instance, topic, partition)).removed == 20

@@ -174,8 +174,8 @@ async def test_a_retry_waits_its_time_and_no_longer(
 
 
 async def waiting(stage: Stage, mode: str) -> None:
-    stream = stage.site.keys.partition("orders", 0)
-    key = stage.site.keys.retry(stream, "g") if mode == "park" else stage.site.keys.delayed(stream)
+    stream = stage.instance.keys.partition("orders", 0)
+    key = stage.instance.keys.retry(stream, "g") if mode == "park" else stage.instance.keys.delayed(stream)
 
     async def is_there() -> bool:
         return bool(await stage.call(key, "ZCARD", key) == 1)
@@ -214,7 +214,7 @@ async def test_jitter_spreads_what_failed_together(broker: Broker, stage: Stage)
     async with broker.subscribe("orders", group="g", handler=fail, options=options):
         await broker.send_batch("orders", [Outgoing(number, partition=0) for number in range(50)])
         await parked(broker, stage, 50)
-        key = stage.site.keys.retry(stage.site.keys.partition("orders", 0), "g")
+        key = stage.instance.keys.retry(stage.instance.keys.partition("orders", 0), "g")
         flat = await stage.call(key, "ZRANGE", key, 0, -1, "WITHSCORES")
         seconds, micros = await stage.call(key, "TIME")
     waits = [float(score) - int(seconds) * 1000 - int(micros) / 1000 for score in flat[1::2]]
@@ -286,7 +286,7 @@ async def test_a_parked_message_keeps_its_place_and_its_id(broker: Broker, stage
     async with broker.subscribe("orders", group="g", handler=fail, options=options):
         id = await broker.send("orders", 1, partition=0)
         await parked(broker, stage, 1)
-        stream = stage.site.keys.partition("orders", 0)
+        stream = stage.instance.keys.partition("orders", 0)
         assert [row[0].decode() for row in await stage.call(stream, "XPENDING", stream, "g", "-", "+", 9)] == [id]
         assert await stage.call(stream, "XLEN", stream) == 1
 
@@ -303,7 +303,7 @@ async def test_a_requeued_message_is_a_new_entry_for_that_group_alone(broker: Br
         id = await broker.send("orders", 1, key="k", partition=0)
         await finished(broker, "orders", "g")
         await seen.saw(2)
-    stream = stage.site.keys.partition("orders", 0)
+    stream = stage.instance.keys.partition("orders", 0)
     first, again = await stage.call(stream, "XRANGE", stream, "-", "+")
     copied = dict(zip(again[1][::2], again[1][1::2], strict=True))
     extra = {b"retryCount": b"1", b"originalMessageId": f"0/{id}".encode(), b"onlyGroup": b"g"}
@@ -329,7 +329,7 @@ STRANGE: list[dict[str, str | bytes]] = [
 async def test_what_is_no_message_is_buried_raw_and_its_neighbours_are_handled(
     broker: Broker, stage: Stage, order: str
 ) -> None:
-    stream = stage.site.keys.partition("orders", 0)
+    stream = stage.instance.keys.partition("orders", 0)
     for number, fields in enumerate(STRANGE):
         await broker.send("orders", number, partition=0)
         await stage.call(stream, "XADD", stream, "*", *[word for pair in fields.items() for word in pair])
@@ -347,7 +347,7 @@ async def test_what_is_no_message_is_buried_raw_and_its_neighbours_are_handled(
 
 @pytest.mark.any_server
 async def test_a_handler_never_sees_what_is_no_message_in_a_batch(broker: Broker, stage: Stage) -> None:
-    stream = stage.site.keys.partition("orders", 0)
+    stream = stage.instance.keys.partition("orders", 0)
     await broker.send("orders", 1, partition=0)
     await stage.call(stream, "XADD", stream, "*", "payload", "{")
     await broker.send("orders", 2, partition=0)
@@ -380,7 +380,7 @@ async def test_an_entry_that_is_deleted_while_it_is_handled_and_then_fails_leave
     broker: Broker, stage: Stage, mode: str, delay: float
 ) -> None:
     """Else it would be pending for ever, and retention could remove nothing behind it."""
-    stream = stage.site.keys.partition("orders", 0)
+    stream = stage.instance.keys.partition("orders", 0)
 
     async def delete_and_fail(message: Message) -> None:
         if message.payload == 1:
@@ -393,7 +393,7 @@ async def test_an_entry_that_is_deleted_while_it_is_handled_and_then_fails_leave
         await broker.send_batch("orders", [Outgoing(number, partition=0) for number in range(3)])
         await seen.saw(3)
         await finished(broker, "orders", "g")
-    attempts = stage.site.keys.attempts(stream, "g")
+    attempts = stage.instance.keys.attempts(stream, "g")
     assert await stage.call(attempts, "EXISTS", attempts) == 0
 
 
@@ -407,7 +407,7 @@ async def test_an_entry_too_wide_to_be_copied_is_tried_again_where_it_is(
         if message.payload == 1 and message.retry_count == 0:
             raise RuntimeError
 
-    stream = stage.site.keys.partition("orders", 0)
+    stream = stage.instance.keys.partition("orders", 0)
     await stage.call(stream, "XADD", stream, "*", *wide(4100))
     await broker.send("orders", 2, partition=0)
     seen, other = Recorder(fail_once), Recorder()
@@ -428,8 +428,8 @@ async def test_a_copy_too_wide_that_waits_to_be_appended_is_appended_without_its
     broker: Broker, stage: Stage
 ) -> None:
     """As an earlier version left it: what is appended names the entry, and stops nobody."""
-    stream = stage.site.keys.partition("orders", 0)
-    delayed, items = stage.site.keys.delayed(stream), stage.site.keys.delayed_items(stream)
+    stream = stage.instance.keys.partition("orders", 0)
+    delayed, items = stage.instance.keys.delayed(stream), stage.instance.keys.delayed_items(stream)
     told = ["retryCount", "1", "originalMessageId", "0/5-5", "onlyGroup", "g"]
     await stage.call(items, "HSET", items, "g/5-5", msgspec.msgpack.encode([*wide(4100), *told]))
     await stage.call(delayed, "ZADD", delayed, 1, "g/5-5")

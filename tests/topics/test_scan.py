@@ -10,7 +10,7 @@ from conquiet.kit.entry_ids import BEGINNING, after, before
 from conquiet.topics.options import Retention
 from conquiet.topics.outside.scan import End, ends, last_up_to, pages, removed_after
 from conquiet.topics.server.group import count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.address import Address
@@ -25,13 +25,13 @@ LAST = (1 << 64) - 1
 
 
 async def end_of(stage: Stage, topic: Topic) -> End:
-    [end] = await ends(stage.site, topic)
+    [end] = await ends(stage.instance, topic)
     return end
 
 
 async def read(stage: Stage, topic: Topic, since: str, until: str, count: int) -> list[list[str]]:
     stream = stage.stream(topic)
-    found = pages(stage.site, stream, since, until, count)
+    found = pages(stage.instance, stream, since, until, count)
     return [[id.decode() for id, _ in page] async for page in found]
 
 
@@ -63,18 +63,18 @@ async def test_how_partitions_stand(stage: Stage, server: Server) -> None:
     stream = stage.stream(topic, 2)
     await stage.call(stream, "XDEL", stream, *lone)
     counts = server.release >= (7, 0)
-    assert await ends(stage.site, topic) == [
+    assert await ends(stage.instance, topic) == [
         End(ids[-1], ids[0], 5, 5 if counts else None, None),
         End(BEGINNING, None, 0, 0, None),
         End(lone[-1], None, 0, 2 if counts else None, None),
     ]
-    assert [end.gone for end in await ends(stage.site, topic)] == [0 if counts else None, 0, 2 if counts else None]
+    assert [end.gone for end in await ends(stage.instance, topic)] == [0 if counts else None, 0, 2 if counts else None]
 
 
 async def test_what_retention_removed_is_told(stage: Stage) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 5)
-    await trim(stage.site, topic, 0, Retention(max_len=2))
+    await trim(stage.instance, topic, 0, Retention(max_len=2))
     end = await end_of(stage, topic)
     assert (end.first, end.length, end.bound) == (ids[3], 2, after(ids[2]))
 
@@ -107,7 +107,7 @@ async def test_no_partition_has_no_pages(stage: Stage) -> None:
 async def test_who_stops_reading_leaves_nothing_behind(stage: Stage) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 10)
-    found = pages(stage.site, stage.stream(topic), BEGINNING, "+", 2)
+    found = pages(stage.instance, stage.stream(topic), BEGINNING, "+", 2)
     assert [id.decode() for id, _ in await anext(found)] == ids[:2]
     await found.aclose()  # type: ignore[attr-defined]
     assert await read(stage, topic, BEGINNING, "+", 10) == [ids]
@@ -120,7 +120,7 @@ async def test_a_page_whose_answer_was_lost_is_asked_for_again(stage: Stage, url
     async with Proxy(url) as proxy:
         link = Connections(Address.of(proxy.url))
         was_cut = proxy.cut(b"XRANGE", skip=1)
-        found = pages(Site(link, stage.site.keys), stage.stream(topic), BEGINNING, "+", 3)
+        found = pages(Instance(link, stage.instance.keys), stage.stream(topic), BEGINNING, "+", 3)
         got = [id.decode() async for page in found for id, _ in page]
         await link.aclose()
         assert was_cut.is_set()
@@ -151,35 +151,35 @@ async def test_counting_up_to_a_number(stage: Stage, most: int) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 130)
     stream = stage.stream(topic)
-    assert await count_after(stage.site, stream, ids[9], ids[-1], most) == (most, ids[9 + most])
+    assert await count_after(stage.instance, stream, ids[9], ids[-1], most) == (most, ids[9 + most])
 
 
 async def test_counting_where_there_is_less(stage: Stage) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 60)
     stream = stage.stream(topic)
-    assert await count_after(stage.site, stream, ids[9], ids[-1], 1_000) == (50, ids[-1])
-    assert await count_after(stage.site, stream, ids[9], ids[19], 1_000) == (10, ids[19])
-    assert await count_after(stage.site, stream, ids[-1], after(ids[-1]), 5) == (0, after(ids[-1]))
-    assert await count_after(stage.site, stream, ids[0], ids[-1], 0) == (0, ids[0])
+    assert await count_after(stage.instance, stream, ids[9], ids[-1], 1_000) == (50, ids[-1])
+    assert await count_after(stage.instance, stream, ids[9], ids[19], 1_000) == (10, ids[19])
+    assert await count_after(stage.instance, stream, ids[-1], after(ids[-1]), 5) == (0, after(ids[-1]))
+    assert await count_after(stage.instance, stream, ids[0], ids[-1], 0) == (0, ids[0])
 
 
 async def test_counting_in_several_goes(stage: Stage) -> None:
     topic = await stage.topic()
     ids = await stage.add(topic, 4_500)
     stream = stage.stream(topic)
-    assert await count_after(stage.site, stream, BEGINNING, ids[-1], 4_100) == (4_100, ids[4_099])
-    assert await count_after(stage.site, stream, BEGINNING, ids[-1], 9_000) == (4_500, ids[-1])
+    assert await count_after(stage.instance, stream, BEGINNING, ids[-1], 4_100) == (4_100, ids[4_099])
+    assert await count_after(stage.instance, stream, BEGINNING, ids[-1], 9_000) == (4_500, ids[-1])
 
 
 async def test_the_last_entry_up_to_an_id(stage: Stage) -> None:
     topic = await stage.topic()
     stream = stage.stream(topic)
-    assert await last_up_to(stage.site, stream, "9-9") is None
+    assert await last_up_to(stage.instance, stream, "9-9") is None
     for id in ("5-1", "7-0"):
         await stage.call(stream, "XADD", stream, id, "payload", "{}")
     asked = ["5-0", "5-1", "6-0", "7-0", "99-0"]
-    assert [await last_up_to(stage.site, stream, id) for id in asked] == [None, "5-1", "5-1", "7-0", "7-0"]
+    assert [await last_up_to(stage.instance, stream, id) for id in asked] == [None, "5-1", "5-1", "7-0", "7-0"]
 
 
 # --- whether something was removed unread ----------------------------------------------------------------
@@ -257,9 +257,9 @@ async def remove(stage: Stage, topic: Topic, by: str, leave: int) -> None:
     if by == "XTRIM":
         await stage.call(stream, "XTRIM", stream, "MAXLEN", leave)
     elif leave:
-        await trim(stage.site, topic, 0, Retention(max_len=leave))
+        await trim(stage.instance, topic, 0, Retention(max_len=leave))
     else:
-        assert isinstance(stage.site.clock, ManualClock)
-        stage.site.clock.advance(60)
-        await trim(stage.site, topic, 0, Retention(max_age=30))
+        assert isinstance(stage.instance.clock, ManualClock)
+        stage.instance.clock.advance(60)
+        await trim(stage.instance, topic, 0, Retention(max_age=30))
     assert len(await stage.ids(topic)) == leave

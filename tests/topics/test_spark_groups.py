@@ -13,7 +13,7 @@ from conquiet.topics.operate.admin import Admin
 from conquiet.topics.outside import external_groups
 from conquiet.topics.outside.external_groups import Position
 from conquiet.topics.server.external_groups import settle
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import LegacyTopic, Topic
 from conquiet.wire.keys import Keys
@@ -41,7 +41,7 @@ async def test_a_new_group_is_put_where_the_query_is(stage: Stage, admin: Admin)
     await adopt(stage, topic, {0: Position(first[3], 4), 1: Position("0-0", 0)})
     assert await places(stage, topic) == [first[3], "0-0", "0-0"]
     assert (await found(stage, topic)).spark_groups == {GROUP}
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     assert await stage.call(meta, "HGET", meta, f"group:{GROUP}") == b"spark"
     assert await admin.list_groups("orders") == [GROUP]
     await publish(stage, topic, {1: Position(second[1], 2)})
@@ -65,7 +65,7 @@ async def test_to_adopt_again_goes_by_the_new_positions(stage: Stage) -> None:
     before = await everything(stage)
     await adopt(stage, topic, {0: Position(ids[5], 6)})
     changed = {key for key, value in (await everything(stage)).items() if before.get(key) != value}
-    assert changed <= {stage.site.keys.lease(stage.stream(topic, index), GROUP) for index in range(2)}  # the time
+    assert changed <= {stage.instance.keys.lease(stage.stream(topic, index), GROUP) for index in range(2)}  # the time
     await adopt(stage, topic, {0: Position(ids[2], 3)})
     assert await places(stage, topic) == [ids[2], "0-0"]
     await adopt(stage, topic)
@@ -85,7 +85,7 @@ async def test_a_group_that_nobody_consumes_with_can_be_taken(stage: Stage, brok
 async def test_an_adoption_that_died_on_the_way_is_completed(stage: Stage) -> None:
     topic = await stage.topic(partitions=2)
     [id] = await stage.add(topic, 1, 1)
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     await stage.call(meta, "HSET", meta, f"group:{GROUP}", "spark")
     with pytest.raises(GroupLostError, match="gone"):
         await publish(stage, topic, {1: Position(id, 1)})
@@ -116,7 +116,7 @@ async def _pending(stage: Stage, topic: Topic) -> None:
 
 
 async def _parked(stage: Stage, topic: Topic) -> None:
-    retry = stage.site.keys.retry(stage.stream(topic, 1), GROUP)
+    retry = stage.instance.keys.retry(stage.stream(topic, 1), GROUP)
     await stage.call(retry, "ZADD", retry, 5, "1-1")
 
 
@@ -166,10 +166,10 @@ async def test_a_refusal_in_the_middle_puts_everything_back(stage: Stage, monkey
     await stage.create_group(topic, GROUP, ids[1], 0)
     await stage.create_group(topic, GROUP, "0", 1)
 
-    async def settling(site: Site, topic: Topic, group: str, token: str, mark: str) -> bool:
+    async def settling(instance: Instance, topic: Topic, group: str, token: str, mark: str) -> bool:
         if mark:
             await stage.read(topic, GROUP, 2, 1)
-        return await settle(site, topic, group, token, mark)
+        return await settle(instance, topic, group, token, mark)
 
     monkeypatch.setattr(external_groups, "settle", settling)
     with pytest.raises(ConfigError, match="1 consumers, 2 pending"):
@@ -179,12 +179,12 @@ async def test_a_refusal_in_the_middle_puts_everything_back(stage: Stage, monkey
     assert len(await stage.pending(topic, GROUP, 1)) == 2
     looked = await found(stage, topic)
     assert (looked.spark_groups, looked.claimed_groups) == (frozenset(), frozenset())
-    keys = stage.site.keys
+    keys = stage.instance.keys
     assert not [key for key in await all_keys(stage) if key in (keys.groups("orders"), *_leases(stage, topic))]
 
 
 def _leases(stage: Stage, topic: Topic) -> list[str]:
-    return [stage.site.keys.lease(stream, GROUP) for stream in topic.streams(stage.site.keys)]
+    return [stage.instance.keys.lease(stream, GROUP) for stream in topic.streams(stage.instance.keys)]
 
 
 async def test_what_cannot_be_meant_is_refused(stage: Stage) -> None:
@@ -202,7 +202,7 @@ async def test_what_cannot_be_meant_is_refused(stage: Stage) -> None:
         await adopt(stage, topic, group="a:b")
     with pytest.raises(UnknownTopicError, match="'nowhere'"):
         await adopt(stage, Topic("nowhere", 1))
-    legacy = await stage.registry.look(LegacyTopic(stage.site.keys.bare("old")))
+    legacy = await stage.registry.fetch(LegacyTopic(stage.instance.keys.bare("old")))
     with pytest.raises(ConfigError, match="is a legacy stream"):
         await adopt(stage, legacy)
     assert await everything(stage) == before
@@ -217,14 +217,14 @@ async def test_the_lag_is_right_and_needs_no_count_where_the_server_can_know(
     topic = await stage.topic(max_len=30)
     ids = await stage.add(topic, 50)
     await adopt(stage, topic, {0: Position(ids[9], 10)})
-    assert (await trim(stage.site, topic, 0)).removed == 10
-    names, run = list[str](), Site.run
+    assert (await trim(stage.instance, topic, 0)).removed == 10
+    names, run = list[str](), Instance.run
 
-    async def listening(self: Site, key: str, call: Call) -> object:
+    async def listening(self: Instance, key: str, call: Call) -> object:
         names.append(call.script.name)
         return await run(self, key, call)
 
-    monkeypatch.setattr(Site, "run", listening)
+    monkeypatch.setattr(Instance, "run", listening)
     for at in (9, 10, 30, 48, 25):
         await publish(stage, topic, {0: Position(ids[at], at + 1)})
         assert (await admin.describe_group("orders", GROUP)).lag == 49 - at

@@ -83,7 +83,7 @@ async def test_an_owner_that_comes_back_from_the_dead_is_fenced_off(stage: Stage
 async def test_a_member_that_finds_the_mark_ends(stage: Stage, broker: Broker) -> None:
     """It was taken for dead, and somebody has made its group a Spark query's."""
     await stage.topic()
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     async with broker.subscribe(
         "orders", group=GROUP, handler=Recorder(), options=impatient(lease_ttl=1.0)
     ) as subscription:
@@ -91,11 +91,11 @@ async def test_a_member_that_finds_the_mark_ends(stage: Stage, broker: Broker) -
         async with asyncio.timeout(LONG):
             with pytest.raises(ConfigError, match=SUBSCRIBING):
                 await subscription.wait()
-    assert await stage.call(stage.site.keys.members("orders", GROUP), "ZCARD", _members(stage)) == 0
+    assert await stage.call(stage.instance.keys.members("orders", GROUP), "ZCARD", _members(stage)) == 0
 
 
 def _members(stage: Stage, group: str = GROUP) -> str:
-    return stage.site.keys.members("orders", group)
+    return stage.instance.keys.members("orders", group)
 
 
 # --- both at once -----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ async def test_one_who_is_a_member_already_waits_for_no_outcome(stage: Stage, br
     seen = Recorder()
     async with broker.subscribe("orders", group=GROUP, handler=seen, options=impatient(lease_ttl=1.0)) as subscription:
         await _announced(stage, seconds=3600)
-        meta = stage.site.keys.meta("orders")
+        meta = stage.instance.keys.meta("orders")
         await stage.call(meta, "HSET", meta, "partitionCount", 2)
         await eventually(lambda: subscription.owned["orders"] == (0, 1), "it goes on looking at its topic")
         await stage.add(topic, 1, 1)
@@ -224,9 +224,9 @@ async def test_two_who_adopt_at_once_both_succeed(stage: Stage) -> None:
 
 async def _announced(stage: Stage, seconds: int = 10) -> None:
     """An adoption whose author died in the middle of it."""
-    meta = stage.site.keys.meta("orders")
-    call = Script.named("group_claim")([meta], stage.site.clock.offset_ms, GROUP, "token", seconds * 1000)
-    assert await stage.site.run(meta, call) == b"OK"
+    meta = stage.instance.keys.meta("orders")
+    call = Script.named("group_claim")([meta], stage.instance.clock.offset_ms, GROUP, "token", seconds * 1000)
+    assert await stage.instance.run(meta, call) == b"OK"
 
 
 async def test_an_announcement_counts_for_a_while_only(stage: Stage, broker: Broker, clock: ManualClock) -> None:

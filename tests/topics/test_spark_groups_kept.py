@@ -34,12 +34,12 @@ async def test_retention_keeps_what_is_not_done(stage: Stage) -> None:
     topic = await stage.topic(max_len=5)
     ids = await stage.add(topic, 20)
     await adopt(stage, topic, {0: Position("0-0", 0)})
-    assert (await trim(stage.site, topic, 0)).removed == 0
+    assert (await trim(stage.instance, topic, 0)).removed == 0
     await publish(stage, topic, {0: Position(ids[7], 8)})
-    assert (await trim(stage.site, topic, 0)).removed == 8
+    assert (await trim(stage.instance, topic, 0)).removed == 8
     assert await stage.ids(topic) == ids[8:]
     await publish(stage, topic, {0: Position(ids[-1], 20)})
-    await trim(stage.site, topic, 0)
+    await trim(stage.instance, topic, 0)
     assert await stage.ids(topic) == ids[15:]
 
 
@@ -53,13 +53,13 @@ async def test_a_query_that_publishes_does_not_expire_even_where_nothing_moves(
         clock.advance(90)
         await publish(stage, topic, {0: Position(ids[1], 2)})
         clock.advance(90)
-        assert (await trim(stage.site, topic, 0)).expired_groups == ()
+        assert (await trim(stage.instance, topic, 0)).expired_groups == ()
     assert await stage.ids(topic) == ids[2:]
     clock.advance(11)
-    trimmed = await trim(stage.site, topic, 0)
+    trimmed = await trim(stage.instance, topic, 0)
     assert (trimmed.removed, trimmed.expired_groups) == (13, (GROUP,))
     await publish(stage, topic, {0: Position(ids[-1], 20)})
-    assert (await trim(stage.site, topic, 0)).expired_groups == ()
+    assert (await trim(stage.instance, topic, 0)).expired_groups == ()
 
 
 async def test_a_deleted_group_can_be_anybodys(stage: Stage, admin: Admin, broker: Broker, clock: ManualClock) -> None:
@@ -82,7 +82,7 @@ async def test_a_deleted_group_can_be_anybodys(stage: Stage, admin: Admin, broke
 
 async def test_a_deletion_that_died_on_the_way_can_be_repeated(stage: Stage, admin: Admin) -> None:
     topic = await stage.topic()
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     await stage.call(meta, "HSET", meta, f"group:{GROUP}", "spark")
     await admin.delete_group("orders", GROUP)
     assert (await found(stage, topic)).spark_groups == frozenset()
@@ -129,7 +129,7 @@ async def test_a_forgotten_topic_is_made_again_with_its_spark_groups(stage: Stag
     topic = await stage.topic(partitions=2)
     await adopt(stage, topic)
     known = await found(stage, topic)
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     await stage.call(meta, "DEL", meta)
     assert (await stage.registry.restore(known)).spark_groups == {GROUP}
     assert (await found(stage, topic)).spark_groups == {GROUP}
@@ -141,12 +141,12 @@ async def test_a_forgotten_topic_is_made_again_with_its_spark_groups(stage: Stag
 async def test_growth_gives_the_group_to_the_new_partitions(stage: Stage, clock: ManualClock) -> None:
     topic = await stage.topic(partitions=1, max_len=1)
     await adopt(stage, topic, {0: Position("5-5")})
-    await hurried(clock, grow(stage.site, stage.registry, "orders", 3))
+    await hurried(clock, grow(stage.instance, stage.registry, "orders", 3))
     grown = await found(stage, topic)
     assert (grown.partitions, grown.spark_groups) == (3, frozenset({GROUP}))
     assert await places(stage, grown) == ["5-5", "0-0", "0-0"]
     ids = await stage.add(grown, 4, 2)
-    assert (await trim(stage.site, grown, 2)).removed == 0, "the query has not seen them"
+    assert (await trim(stage.instance, grown, 2)).removed == 0, "the query has not seen them"
     await publish(stage, grown, {0: Position("6-6"), 2: Position(ids[1], 2)})
     assert await places(stage, grown) == ["6-6", "0-0", ids[1]]
     assert await stage.try_acquire(grown, GROUP, 2) == [b"SPARK"]
@@ -155,7 +155,7 @@ async def test_growth_gives_the_group_to_the_new_partitions(stage: Stage, clock:
 async def test_to_adopt_again_reaches_partitions_that_were_added(stage: Stage) -> None:
     topic = await stage.topic(partitions=1)
     await adopt(stage, topic, {0: Position("5-5")})
-    meta = stage.site.keys.meta("orders")
+    meta = stage.instance.keys.meta("orders")
     await stage.call(meta, "HSET", meta, "partitionCount", 3)
     grown = await found(stage, topic)
     with pytest.raises(GroupLostError):

@@ -286,7 +286,7 @@ class Scripts(Scripted, RuleBasedStateMachine):
         if gone:
             originals = {field_of(words, b"originalMessageId").decode() for words in before.values()}
             self.call("XDEL", self.stream, "0-1", *(originals - set(self.model.pending)))
-        assert self.wait(replay.replay(self.site, self.topic)) == len(before)
+        assert self.wait(replay.replay(self.instance, self.topic)) == len(before)
         assert self.call("XLEN", self.letters) == 0
         self.model.letters = 0
         self.given_back(before)
@@ -298,12 +298,12 @@ class Scripts(Scripted, RuleBasedStateMachine):
         live, run = self.live_letters(), secrets.token_hex(4)
         if not live:
             return
-        replayed = self.site.keys.replayed(self.stream)
+        replayed = self.instance.keys.replayed(self.stream)
         self.run("replay_begin", [replayed], self.clock.offset_ms, run, 10**9, 100)
         letter, words = next(iter(live.items()))
         original = field_of(words, b"originalMessageId")
         call: list[str | bytes | int] = [self.clock.offset_ms, run, letter, GROUP, original, 0, "copy", *words[28:]]
-        gone = self.site.keys.replayed_gone(self.stream)
+        gone = self.instance.keys.replayed_gone(self.stream)
         keys = [self.stream, self.retry, self.attempts, replayed, gone, self.lease]
         assert self.run("replay", keys, *call)[0] == b"OK"
         assert self.run("replay", keys, *call)[0] == b"AGAIN"
@@ -324,7 +324,7 @@ class Scripts(Scripted, RuleBasedStateMachine):
         before = self.ids()
         kept = Retention(max_len=most, delete_acked=acked)
         finished = self.finished_by_all(before)
-        trimmed = self.wait(retention.trim(self.site, self.topic, 0, kept))
+        trimmed = self.wait(retention.trim(self.instance, self.topic, 0, kept))
         gone = [id for id in before if id not in set(self.ids())]
         over = max(len(before) - most, 0) if most is not None else 0
         assert gone == finished[: len(finished) if acked else over]

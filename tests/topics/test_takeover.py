@@ -39,7 +39,7 @@ async def numbered(broker: Broker, count: int, **more: str) -> list[EntryId]:
 
 async def leave_pending(stage: Stage, stream: str, count: int, crashes: int = 0, owner: str = "dead#1") -> None:
     """An owner took entries and died: they are pending under its name, and its lease has run out."""
-    keys = stage.site.keys
+    keys = stage.instance.keys
     lease, attempts = keys.lease(stream, "g"), keys.attempts(stream, "g")
     await stage.call(stream, "XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
     reply = await stage.call(stream, "XREADGROUP", "GROUP", "g", owner, "COUNT", count, "STREAMS", stream, ">")
@@ -133,7 +133,7 @@ async def test_parked_entries_stay_parked_until_they_are_due(
         clock.advance(52.0)
         await finished(broker, "orders", "g")
     assert [message.retry_count for message in seen.messages] == [0] * 3 + [1] * 3
-    attempts = stage.site.keys.attempts(stream, "g")
+    attempts = stage.instance.keys.attempts(stream, "g")
     assert await stage.call(attempts, "HGETALL", attempts) == []
 
 
@@ -193,7 +193,7 @@ async def test_a_parked_entry_that_is_deleted_is_acknowledged_when_due(
     options = impatient(backoff=Backoff(5.0, 5.0, "fixed"))
     async with broker.subscribe("orders", group="g", handler=fail, options=options) as subscription:
         [id] = await numbered(broker, 1)
-        retry = stage.site.keys.retry(stream, "g")
+        retry = stage.instance.keys.retry(stream, "g")
         await eventually(lambda: _is_one(stage, retry), "the entry to be parked")
         await eventually(lambda: subscription.inflight == 0, "nothing in flight")
         await stage.call(stream, "XDEL", stream, id)
@@ -231,7 +231,7 @@ async def test_an_entry_that_kills_its_owners_becomes_a_dead_letter(
         await finished(broker, "orders", "g")
     assert (letter.original_id, letter.reason, letter.crashes) == (ids[1], "crash loop", 5)
     assert handled.count(1) == 5
-    attempts = stage.site.keys.attempts(stream, "g")
+    attempts = stage.instance.keys.attempts(stream, "g")
     assert await stage.call(attempts, "HGETALL", attempts) == []
 
 
@@ -257,7 +257,7 @@ async def test_suspects_run_one_at_a_time_and_only_the_running_one_is_counted(
     held = Recorder(stuck)
     first = await broker.subscribe("orders", group="g", handler=held, options=impatient()).__aenter__()
     await held.saw(1)
-    lease, attempts = stage.site.keys.lease(stream, "g"), stage.site.keys.attempts(stream, "g")
+    lease, attempts = stage.instance.keys.lease(stream, "g"), stage.instance.keys.attempts(stream, "g")
     assert await stage.call(lease, "HGET", lease, "running") == ids[0].encode()
     await asyncio.sleep(0.1)  # time for one too many
     await held.saw(1)
@@ -279,7 +279,7 @@ async def test_suspects_that_turn_out_well_clear_the_way_for_the_rest(
     seen = Recorder()
     async with broker.subscribe("orders", group="g", handler=seen, options=impatient()):
         await finished(broker, "orders", "g")
-        lease, attempts = stage.site.keys.lease(stream, "g"), stage.site.keys.attempts(stream, "g")
+        lease, attempts = stage.instance.keys.lease(stream, "g"), stage.instance.keys.attempts(stream, "g")
         await eventually(lambda: _is_unset(stage, lease), "no suspect to be noted")
     assert [message.id for message in seen.messages] == ids
     assert await stage.call(attempts, "HGETALL", attempts) == []
@@ -319,7 +319,7 @@ async def test_an_owner_that_was_replaced_changes_nothing_any_more(
     async with broker.subscribe("orders", group="g", handler=late, options=impatient()) as owner:
         [id] = await numbered(broker, 1)
         await late.saw(1)
-        lease = stage.site.keys.lease(stream, "g")
+        lease = stage.instance.keys.lease(stream, "g")
         await stage.call(lease, "HSET", lease, "owner", "other#1", "epoch", 99, "until_ms", 10**14)
         gate.set()
         await eventually(lambda: owner.owned == {"orders": ()}, "the owner to notice")

@@ -71,7 +71,7 @@ def test_no_other_module_knows_them() -> None:
             if (
                 isinstance(node, ast.Attribute)
                 and node.attr in known
-                and ast.unparse(node.value) not in ("self", "site")
+                and ast.unparse(node.value) not in ("self", "instance")
             ):
                 places.append((path.name, ast.unparse(node)))
     assert sorted(places) == [("parser.py", "stream._buffer")]

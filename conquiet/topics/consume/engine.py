@@ -24,7 +24,7 @@ from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.consume.requests import Step
 from conquiet.topics.consume.room import reclaimable, reclaimed, shares
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.partition import Answer, OwnedPartition, Page, Taken, send
 from conquiet.wire.address import Endpoint
 
@@ -50,7 +50,7 @@ class Engine:
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         group: str,
         codec: Codec,
         options: SubscribeOptions,
@@ -60,7 +60,7 @@ class Engine:
         delivery: type[Delivery] = Delivery,
     ) -> None:
         self.partitions: dict[str, Owned] = {}
-        self._site = site
+        self._instance = instance
         self._group = group
         self._codec = codec
         self._options = options
@@ -69,7 +69,7 @@ class Engine:
         self._on_lost = on_lost
         self._on_no_group = on_no_group
         self._hands: Handling | Pulling | None = None
-        self._housekeeping = Housekeeping(site, self.partitions, group)
+        self._housekeeping = Housekeeping(instance, self.partitions, group)
         self._nodes: dict[Endpoint, Node] = {}
         self._lines = Lines(_log)
         self._background = Background()
@@ -89,7 +89,7 @@ class Engine:
         made = Deliveries(self._delivery, self._codec, letters, (topic, index, self._group), lease.epoch)
         partition = Partition(acquired, self._options, made)
         partition.pause(self._is_paused or self._is_ending)
-        scripts = OwnedPartition(self._site.keys, self._site.clock, topic, index, stream, self._group, lease)
+        scripts = OwnedPartition(self._instance.keys, self._instance.clock, topic, index, stream, self._group, lease)
         owned = made.owner = Owned(partition, scripts, self._metrics_of(topic), self._options, self.finished)
         self.partitions[stream] = owned
         self._housekeeping.letters.set()
@@ -109,7 +109,7 @@ class Engine:
             owned.hand.give_up(math.inf)
         self._wake([owned])
         limit = self._options.max_processing_time if is_pulled else None
-        if await owned.drained(self._site.clock, limit, is_quiet=at_end) and owned.outbox:
+        if await owned.drained(self._instance.clock, limit, is_quiet=at_end) and owned.outbox:
             await self._housekeeping.forward(owned)
 
     def keep(self, stream: str) -> None:
@@ -230,16 +230,16 @@ class Engine:
 
     async def _place(self, owned: Owned) -> None:
         """Give a partition to the loop of its node."""
-        retrying = Retrying(self._lines, self._site.clock)
+        retrying = Retrying(self._lines, self._instance.clock)
         while self.partitions.get(owned.stream) is owned and owned.node is None:
             try:
-                home = await self._site.link.home(owned.stream)
+                home = await self._instance.link.home(owned.stream)
             except QueueError as error:
                 await retrying.failed(f"cannot find the node of {owned.stream!r}", error)
                 continue
             node = self._nodes.get(home)
             if node is None:
-                node = self._nodes[home] = Node(home, self._site, self._lines)
+                node = self._nodes[home] = Node(home, self._instance, self._lines)
                 self._background.start(self._run(node), "engine")
             owned.node = node
             node.event.set()
@@ -253,22 +253,22 @@ class Engine:
             try:
                 await self._look(node, mine)
                 if not await self._turn(node, mine):
-                    patience = node.rest(self._site.clock.monotonic(), self._options.poll_timeout)
-                    await self._site.clock.wait(node.event, patience)
+                    patience = node.rest(self._instance.clock.monotonic(), self._options.poll_timeout)
+                    await self._instance.clock.wait(node.event, patience)
             except QueueError as error:
                 await node.retrying.failed("Redis is away", error)
                 self._distrust(mine)
                 await self._move(mine)
             except Exception:
                 _log.exception("a mistake in the engine; it goes on")
-                await self._site.clock.sleep(_AFTER_MISTAKE)
+                await self._instance.clock.sleep(_AFTER_MISTAKE)
 
     async def _look(self, node: Node, mine: Sequence[Owned]) -> None:
         """See what has changed since the last turn."""
         is_another = await node.is_another(mine)
         self._distrust(owned for owned in mine if is_another or owned.partition.is_doubtful)
         was_deaf = node.news.failures
-        for stream in node.hear(self._site.clock.monotonic(), self._options.poll_timeout, self._asked_at):
+        for stream in node.hear(self._instance.clock.monotonic(), self._options.poll_timeout, self._asked_at):
             if (owned := self.partitions.get(stream)) is not None:
                 owned.partition.news()
         if node.news.failures > was_deaf:
@@ -286,7 +286,7 @@ class Engine:
 
     async def _move(self, mine: Iterable[Owned]) -> None:
         """After a failure partitions may live on other nodes than before."""
-        if self._site.link.address.kind == "cluster":
+        if self._instance.link.address.kind == "cluster":
             for owned in mine:
                 owned.node = None
                 self._background.start(self._place(owned), "place")
@@ -314,7 +314,7 @@ class Engine:
 
     def _plan(self, node: Node, mine: Sequence[Owned], free: int) -> _Plan:
         """What all partitions of a node want; what they wait for, if they want nothing, is noted at the node."""
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         if not node.news.is_waiting and any(owned.partition.is_hot for owned in mine):
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
@@ -359,12 +359,12 @@ class Engine:
         """Send steps in one write, and act on the answers."""
         started = time.perf_counter()
         try:
-            answers = await send(self._site, plan[0][0].stream, [owned.asked(step) for owned, step in plan])
+            answers = await send(self._instance, plan[0][0].stream, [owned.asked(step) for owned, step in plan])
         except BaseException:
             for owned, step in plan:
                 self._torn(owned, step)
             raise
-        seconds, now = time.perf_counter() - started, self._site.clock.monotonic()
+        seconds, now = time.perf_counter() - started, self._instance.clock.monotonic()
         node.retrying.succeeded()
         for (owned, step), answer in zip(plan, answers, strict=True):
             self._answered(owned, step, answer, seconds, now)
@@ -384,7 +384,7 @@ class Engine:
             if "NOGROUP" in str(answer):
                 self._on_no_group(owned.partition)
             else:
-                self._lines.warn(f"{owned.stream!r} at {self._site.link.address} refused", answer)
+                self._lines.warn(f"{owned.stream!r} at {self._instance.link.address} refused", answer)
             return
         if answer is None:
             owned.fenced(step)

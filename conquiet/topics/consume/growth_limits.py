@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Growth, Topic
 from conquiet.wire.scripts import Call, Script, run_everywhere
 
@@ -28,8 +28,8 @@ class GrowthLimits:
     all of it has begun, so whatever follows begins later.
     """
 
-    def __init__(self, site: Site, group: str, *, is_strict: bool = True) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, group: str, *, is_strict: bool = True) -> None:
+        self._instance = instance
         self._group = group
         self._is_strict = is_strict
         self._from: dict[tuple[Growth, int], str] = {}
@@ -46,7 +46,7 @@ class GrowthLimits:
             self._resets = resets
         limits: dict[int, str] = {}
         closed: set[int] = set()
-        if topic.next_count is not None and self._site.clock.monotonic() >= topic.switch_at - HOLD:
+        if topic.next_count is not None and self._instance.clock.monotonic() >= topic.switch_at - HOLD:
             # Where the old partitions end is not known yet, and what comes now may be behind that.
             limits = dict.fromkeys(range(topic.partitions), "0-0")
         await self._look_at_steps(topic)
@@ -64,13 +64,13 @@ class GrowthLimits:
         """Ask of each step what is not known to be finished, in one write a node."""
         places = [(step, index) for step in topic.growth for index in range(step.before)]
         places = [place for place in places if self._from.setdefault(place, "-")]
-        replies = await run_everywhere(self._site.link, [self._question(topic, *place) for place in places])
+        replies = await run_everywhere(self._instance.link, [self._question(topic, *place) for place in places])
         for place, reply in zip(places, replies, strict=True):
             if not reply or (isinstance(reply, bytes) and not self._is_strict):  # else it is asked as before
                 self._from[place] = (reply or b"").decode()
 
     def _question(self, topic: Topic, step: Growth, index: int) -> tuple[str, Call]:
-        stream = topic.stream(self._site.keys, index)
-        keys = [stream, self._site.keys.retry(stream, self._group)]
+        stream = topic.stream(self._instance.keys, index)
+        keys = [stream, self._instance.keys.retry(stream, self._group)]
         strict, start = "1" if self._is_strict else "", self._from[step, index]
         return stream, _FINISHED(keys, self._group, step.ends[index], strict, start, _PAGE)

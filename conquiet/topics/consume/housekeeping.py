@@ -13,7 +13,7 @@ from conquiet.kit.service import Background
 from conquiet.metrics import GroupMetrics, producer_metrics
 from conquiet.topics.consume.owned import Owned
 from conquiet.topics.server import dead_letters, retention
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire import streams
 
 __all__ = ["Housekeeping"]
@@ -29,8 +29,8 @@ class Housekeeping:
     Whatever goes wrong with one partition, the others are kept, and it is tried again.
     """
 
-    def __init__(self, site: Site, partitions: Mapping[str, Owned], group: str) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, partitions: Mapping[str, Owned], group: str) -> None:
+        self._instance = instance
         self.letters = asyncio.Event()
         """To be set when dead letters wait to be forwarded."""
         self._partitions = partitions
@@ -61,11 +61,11 @@ class Housekeeping:
             moved = _FORWARDED
             while moved >= _FORWARDED:
                 moved = await dead_letters.forward(
-                    self._site, owned.partition.topic, owned.partition.index, self._group, _FORWARDED
+                    self._instance, owned.partition.topic, owned.partition.index, self._group, _FORWARDED
                 )
             # Another forwarder may have begun with some, and died.
-            outbox = self._site.keys.outbox(owned.stream, self._group)
-            owned.outbox = bool(await self._site.link.call(outbox, streams.xlen(outbox)))
+            outbox = self._instance.keys.outbox(owned.stream, self._group)
+            owned.outbox = bool(await self._instance.link.call(outbox, streams.xlen(outbox)))
             is_done = True
         except QueueError as error:
             _log.warning("%r: could not forward dead letters: %s", owned.stream, error)
@@ -86,7 +86,7 @@ class Housekeeping:
                 inflight[owned.metrics] += owned.hand.inflight
             for metrics, count in inflight.items():
                 metrics.inflight(count)
-            await self._site.clock.wait(self.letters, _PAUSE)
+            await self._instance.clock.wait(self.letters, _PAUSE)
 
     async def _attempt(self, what: str, work: Callable[[Owned], Coroutine[Any, Any, None]], owned: Owned) -> None:
         failing = (owned.stream, what)
@@ -100,13 +100,13 @@ class Housekeeping:
             self._failing.discard(failing)
 
     def _is_to_be_trimmed(self, owned: Owned) -> bool:
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         return owned.partition.topic.retention.trims and now >= owned.trim_at and not owned.partition.is_lost
 
     async def _trim(self, owned: Owned) -> None:
-        owned.trim_at = self._site.clock.monotonic() + owned.partition.topic.retention.trim_interval
+        owned.trim_at = self._instance.clock.monotonic() + owned.partition.topic.retention.trim_interval
         try:
-            trimmed = await retention.trim(self._site, owned.partition.topic, owned.partition.index)
+            trimmed = await retention.trim(self._instance, owned.partition.topic, owned.partition.index)
         except QueueError as error:
             _log.warning("%r: could not trim: %s", owned.stream, error)
             return

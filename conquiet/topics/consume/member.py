@@ -69,7 +69,7 @@ class Member:
         start: Callable[[Any, str], asyncio.Task[None]],
         changed: asyncio.Event,
     ) -> None:
-        self._site, self._registry = who.site, who.registry
+        self._instance, self._registry = who.instance, who.registry
         self._group, self._me, self._options = who.group, who.me, who.options
         self._name = topic
         self._calls = calls
@@ -80,7 +80,7 @@ class Member:
         self._changed = changed
         self._topic: Topic | None = None
         self._draining: dict[int, asyncio.Task[None]] = {}
-        self._growth = GrowthLimits(who.site, who.group, is_strict=who.options.order != "unordered")
+        self._growth = GrowthLimits(who.instance, who.group, is_strict=who.options.order != "unordered")
         self._limits: dict[int, str] = {}
         self._known: set[int] = set()
         """The partitions on which the group is known to have been."""
@@ -114,14 +114,14 @@ class Member:
         return sorted(self._held())
 
     def _held(self) -> dict[int, Acquired]:
-        streams = self.topic.streams(self._site.keys)
+        streams = self.topic.streams(self._instance.keys)
         return {index: held for index, stream in enumerate(streams) if (held := self._leases.get(stream)) is not None}
 
     # --- from joining to leaving ------------------------------------------------------------------------
 
     async def join(self) -> None:
         """Make sure that topic and group exist, become a member and take what is free."""
-        topic = await self._grown(await self._registry.look(self._name))
+        topic = await self._grown(await self._registry.fetch(self._name))
         refuse_spark(topic, self._group)
         self._topic = topic
         if topic.legacy and self._options.retry.mode == "requeue":
@@ -176,7 +176,7 @@ class Member:
 
     def is_restless(self, generation: bytes) -> bool:
         """Whether it is to rebalance: it is time, or a member came, went or gave a partition up."""
-        return generation != self._generation or self._site.clock.monotonic() >= self._look_at
+        return generation != self._generation or self._instance.clock.monotonic() >= self._look_at
 
     async def rebalance(self) -> None:
         """Look at the group: hand over what is others', and take what is free."""
@@ -203,13 +203,13 @@ class Member:
             self._metrics.owned(len(now_held))
         is_settled = all(index in now_held and index in wanted for index in asked)
         pause = self._pause(topic, owners.next_look) if is_settled else _SOON
-        self._look_at = 0.0 if self._is_told else self._site.clock.monotonic() + pause
+        self._look_at = 0.0 if self._is_told else self._instance.clock.monotonic() + pause
 
     async def _current_topic(self) -> Topic:
         """The topic as it is; made again as it was if the server forgot everything."""
         if self.topic.legacy:
             return self.topic
-        found = await self._registry.look_up(self.topic.name)
+        found = await self._registry.fetch_or_none(self.topic.name)
         if found is None or found.legacy:
             if await self._calls.was_deleted(self.topic.name):
                 raise UnknownTopicError(f"topic {self.topic.name!r} was deleted")
@@ -223,10 +223,10 @@ class Member:
 
     async def _grown(self, topic: Topic) -> Topic:
         """The topic, with a growth completed whose author is not heard of any more."""
-        if topic.next_count is None or self._site.clock.monotonic() <= topic.switch_at + growth.OVERDUE:
+        if topic.next_count is None or self._instance.clock.monotonic() <= topic.switch_at + growth.OVERDUE:
             return topic
-        await growth.finish_growth(self._site, self._registry, topic)
-        return await self._registry.look(topic.name)
+        await growth.finish_growth(self._instance, self._registry, topic)
+        return await self._registry.fetch(topic.name)
 
     async def _heed_spark(self, topic: Topic) -> Topic:
         """The topic, unless its meta says that the group is a Spark query's.
@@ -235,7 +235,7 @@ class Member:
         one that has just joined waits for the outcome, which may be either.
         """
         if not self._is_established:
-            topic = await settled(self._site, self._registry, topic, self._group)
+            topic = await settled(self._instance, self._registry, topic, self._group)
         refuse_spark(topic, self._group)
         self._is_established = True
         return topic
@@ -261,7 +261,7 @@ class Member:
         try:
             await self._crew.drain(acquired.stream)
             await self.release([acquired])
-            await growth.call_members(self._site, self.topic.name, self._group)
+            await growth.call_members(self._instance, self.topic.name, self._group)
         except QueueError as error:
             _log.warning("group %r: could not hand partition %d over: %s", self._group, acquired.index, error)
         finally:
@@ -270,7 +270,7 @@ class Member:
                 self.look_again()
 
     def _pause(self, topic: Topic, next_look: float) -> float:
-        hold = topic.switch_at - HOLD - self._site.clock.monotonic()
+        hold = topic.switch_at - HOLD - self._instance.clock.monotonic()
         if topic.next_count is not None and hold > 0:
             next_look = min(next_look, hold)
         return max(min(next_look, _AT_LIMIT) if self._limits else next_look, _LEAST)
@@ -290,7 +290,7 @@ class Member:
     async def _ensure_group(self, topic: Topic, start: str | None = None) -> None:
         """Make sure that the group is on every partition: from now on it misses nothing."""
         start = self._options.start_id if start is None else start
-        found = await found_group(self._site, self._registry, topic, self._group, start)
+        found = await found_group(self._instance, self._registry, topic, self._group, start)
         self._known = set(range(found.span))
 
 

@@ -46,7 +46,7 @@ class Membership:
         """By topic; those that begin to join included."""
         self._lines = Lines(_log)
         self.leases = PartitionLeases(who, self._beats, self._lost, self._lines)
-        self._looking = Retrying(self._lines, who.site.clock)
+        self._looking = Retrying(self._lines, who.instance.clock)
         self._changed = asyncio.Event()
         self._background = Background()
 
@@ -55,7 +55,7 @@ class Membership:
         await self.leases.open()
         self._background.start(self._follow(), "member")
         for topic in topics:
-            found = await self._who.registry.look(topic)
+            found = await self._who.registry.fetch(topic)
             metrics, start = self._metrics_of(found.name), self._background.start
             member = Member(self._who, topic, self._calls, self.leases, self._crew, metrics, start, self._changed)
             self.members[found.name] = member
@@ -93,7 +93,7 @@ class Membership:
 
     async def _follow(self) -> None:
         while True:
-            await self._who.site.clock.wait(self._changed, _GLANCE)
+            await self._who.instance.clock.wait(self._changed, _GLANCE)
             self._changed.clear()
             await self._heeding("all topics", self._glance)
 

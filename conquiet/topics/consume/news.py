@@ -10,7 +10,7 @@ from conquiet.errors import QueueError
 from conquiet.kit.policy import Backoff
 from conquiet.kit.retrying import Lines
 from conquiet.kit.service import Background
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire import streams
 from conquiet.wire.interrupt import Interrupt
 
@@ -29,8 +29,8 @@ class News:
     The read goes on while the loop does other things. ``wake`` is called when it has ended, one way or the other.
     """
 
-    def __init__(self, site: Site, lines: Lines, wake: Callable[[], None]) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, lines: Lines, wake: Callable[[], None]) -> None:
+        self._instance = instance
         self._lines = lines
         self._wake = wake
         self._background = Background()
@@ -58,10 +58,10 @@ class News:
             if not after.keys() <= self._asked.keys():
                 self._interrupt.request()
             return
-        if self._site.clock.monotonic() < self._listen_at:
+        if self._instance.clock.monotonic() < self._listen_at:
             return
         heard = after
-        if self._site.link.address.kind == "cluster":
+        if self._instance.link.address.kind == "cluster":
             heard = {first: after[first]}
             seconds = min(seconds, max(_SLOT, len(after) / _RATE))
         self._asked, self._interrupt = after, Interrupt()
@@ -78,7 +78,7 @@ class News:
         if task is None or not task.done():
             return None
         self._task = None
-        self.heard_at = self._site.clock.monotonic()
+        self.heard_at = self._instance.clock.monotonic()
         try:
             found = task.result()
         except QueueError as error:
@@ -97,5 +97,5 @@ class News:
 
     async def _listen(self, after: Mapping[str, str], seconds: float) -> list[str]:
         command = streams.xread(after, block_ms=max(round(seconds * 1000), 1))
-        reply = await self._site.link.wait(next(iter(after)), command, seconds, self._interrupt)
+        reply = await self._instance.link.wait(next(iter(after)), command, seconds, self._interrupt)
         return streams.streams_of(reply)

@@ -10,7 +10,7 @@ from conquiet.kit.retrying import Lines, Retrying
 from conquiet.topics.consume.news import News
 from conquiet.topics.consume.owned import Owned
 from conquiet.topics.consume.requests import Request
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire.address import Endpoint
 
 __all__ = ["Node"]
@@ -21,15 +21,15 @@ _MOST_POLLS: Final = 10
 class Node:
     """A node, what is waited for there, and how its loop is woken."""
 
-    def __init__(self, home: Endpoint, site: Site, lines: Lines) -> None:
+    def __init__(self, home: Endpoint, instance: Instance, lines: Lines) -> None:
         self.home = home
         self.event = asyncio.Event()
         """Set when the loop is to look again."""
-        self.news = News(site, lines, self.event.set)
-        self.retrying = Retrying(lines, site.clock)
+        self.news = News(instance, lines, self.event.set)
+        self.retrying = Retrying(lines, instance.clock)
         self.has_lingered = False
         self.turn = -1
-        self._site = site
+        self._instance = instance
         self._seen: tuple[str, Endpoint] = ("", home)
         """A partition, and the node where it was last."""
         self._opened = 0
@@ -40,12 +40,12 @@ class Node:
 
     async def is_another(self, mine: Sequence[Owned]) -> bool:
         """Whether it may have lost its last writes: a failover made it another, or a restart its connection."""
-        opened, self._opened = self._opened, self._site.link.opened(self.home)
+        opened, self._opened = self._opened, self._instance.link.opened(self.home)
         if opened != self._opened:
             return True
-        if mine and self._site.link.address.kind != "single":
+        if mine and self._instance.link.address.kind != "single":
             stream = mine[0].stream
-            seen, self._seen = self._seen, (stream, await self._site.link.home(stream))
+            seen, self._seen = self._seen, (stream, await self._instance.link.home(stream))
             return seen[0] == stream and seen != self._seen
         return False
 
@@ -78,7 +78,7 @@ class Node:
         if heard is None:
             return []
         found, silent = heard
-        is_cluster = self._site.link.address.kind == "cluster"
+        is_cluster = self._instance.link.address.kind == "cluster"
         if found and not is_cluster:
             return found
         if is_cluster:

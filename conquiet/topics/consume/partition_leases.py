@@ -69,24 +69,24 @@ class PartitionLeases(Holder[Acquired]):
         lost: Callable[[Acquired, str], None],
         lines: Lines,
     ) -> None:
-        self._site = who.site
+        self._instance = who.instance
         self._group = who.group
         self._me = who.me
         self._options = who.options
         self._beats = beats
-        ttl, clock, name = who.options.lease_ttl, who.site.clock, f"consumer {who.me!r}"
-        self._link = Connections(who.site.link.address.answering_within(renewal_timeout(ttl)))
+        ttl, clock, name = who.options.lease_ttl, who.instance.clock, f"consumer {who.me!r}"
+        self._link = Connections(who.instance.link.address.answering_within(renewal_timeout(ttl)))
         super().__init__(_stream, self._renew_all, lost, self._link.aclose, ttl, clock, name, lines)
 
     async def owners(self, topic: Topic, now: int) -> Owners:
         """Who holds each partition at the server's time ``now``."""
-        leases = [self._lease_key(stream) for stream in topic.streams(self._site.keys)]
-        size = 1 if self._site.link.address.kind == "cluster" else _TOGETHER
+        leases = [self._lease_key(stream) for stream in topic.streams(self._instance.keys)]
+        size = 1 if self._instance.link.address.kind == "cluster" else _TOGETHER
         asked = [(some[0], _LOOK(some)) for some in by_number(leases, size)]
         rows: list[Reply] = []
-        for (key, _), reply in zip(asked, await run_everywhere(self._site.link, asked), strict=True):
+        for (key, _), reply in zip(asked, await run_everywhere(self._instance.link, asked), strict=True):
             if isinstance(reply, Exception):
-                self._site.link.refuse(key, reply)
+                self._instance.link.refuse(key, reply)
             rows += reply
         members = dict[int, str]()
         first = self._options.lease_ttl
@@ -105,15 +105,15 @@ class PartitionLeases(Holder[Acquired]):
         Others hold the rest, or it cannot be read. ``since`` is the server's time at which the consumer joined;
         ``known`` are the partitions on which the group is known to have been.
         """
-        options, clock = self._options, self._site.clock
-        streams = [topic.stream(self._site.keys, index) for index in indexes]
+        options, clock = self._options, self._instance.clock
+        streams = [topic.stream(self._instance.keys, index) for index in indexes]
         who, how = (self._me, round(options.lease_ttl * 1000)), (clock.offset_ms, self._group, "0-0", since)
         lost, asked = _LOST[options.on_group_lost], clock.monotonic()
         calls = [
             (stream, _ACQUIRE([self._lease_key(stream), stream], *who, *how, "1" if index in known else "0", lost))
             for index, stream in zip(indexes, streams, strict=True)
         ]
-        replies = await run_everywhere(self._site.link, calls)
+        replies = await run_everywhere(self._instance.link, calls)
         taken: list[Acquired] = []
         for index, stream, reply in zip(indexes, streams, replies, strict=True):
             if isinstance(reply, Exception):  # one bad partition does not stop the others
@@ -141,11 +141,11 @@ class PartitionLeases(Holder[Acquired]):
         keys = [[one.lease.key, one.stream] for one in given]
         words = [(one.lease.owner, one.lease.epoch, self._group) for one in given]
         calls = [(pair[1], _RELEASE(pair, *more)) for pair, more in zip(keys, words, strict=True)]
-        return [one for one, reply in zip(given, await self._site.insist(calls), strict=True) if reply == 0]
+        return [one for one, reply in zip(given, await self._instance.insist(calls), strict=True) if reply == 0]
 
     async def _renew_all(self, held: Sequence[Acquired]) -> Collection[Acquired]:
         """On the private loop. Whatever becomes of one of these calls, the others are made, and count."""
-        asked, offset = self._site.clock.monotonic(), self._site.clock.offset_ms
+        asked, offset = self._instance.clock.monotonic(), self._instance.clock.offset_ms
         calls = [(one.lease.key, one.lease.renewal(offset)) for one in held] + self._beats()
         replies = await run_everywhere(self._link, calls)
         for one, reply in zip(held, replies, strict=False):
@@ -158,7 +158,7 @@ class PartitionLeases(Holder[Acquired]):
         return gone
 
     def _lease_key(self, stream: str) -> str:
-        return self._site.keys.lease(stream, self._group)
+        return self._instance.keys.lease(stream, self._group)
 
 
 def _stream(acquired: Acquired) -> str:

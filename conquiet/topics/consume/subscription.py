@@ -22,7 +22,7 @@ from conquiet.topics.consume.membership import Membership
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.standstill import Standstill
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.members import Identity
 from conquiet.topics.server.topics import Registry, TopicLike
 from conquiet.wire.keys import name
@@ -58,7 +58,7 @@ class _Consumer:
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         codec: Codec,
         topics: Sequence[TopicLike],
@@ -74,8 +74,8 @@ class _Consumer:
         self._name = options.consumer or process_name()
         self._me = f"{self._name}#{incarnation()}"
         self._metrics: dict[str, GroupMetrics] = {}
-        self._worker = Engine(site, group, codec, options, self._metrics_of, self._lost, self._no_group, delivery)
-        who = Identity(site, registry, group, self._me, options)
+        self._worker = Engine(instance, group, codec, options, self._metrics_of, self._lost, self._no_group, delivery)
+        who = Identity(instance, registry, group, self._me, options)
         self._membership = Membership(who, self._worker, self._metrics_of, self._fail)
         self._failure: Exception | None = None
         life = f"consumer {self._me!r} of group {group!r}"
@@ -227,7 +227,7 @@ class Subscription(_Consumer):
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         codec: Codec,
         topics: Sequence[TopicLike],
@@ -236,8 +236,8 @@ class Subscription(_Consumer):
         *,
         handler: Handler | BatchHandler,
     ) -> None:
-        super().__init__(site, registry, codec, topics, group, options)
-        self._hands = self._handling = Handling(handler, options, self._worker, site.clock)
+        super().__init__(instance, registry, codec, topics, group, options)
+        self._hands = self._handling = Handling(handler, options, self._worker, instance.clock)
 
 
 class Messages(_Consumer):
@@ -248,7 +248,7 @@ class Messages(_Consumer):
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         registry: Registry,
         codec: Codec,
         topics: Sequence[TopicLike],
@@ -259,9 +259,9 @@ class Messages(_Consumer):
     ) -> None:
         if options.batch_handler:
             raise ConfigError("batch_handler is for subscribe: here nothing is handled")
-        super().__init__(site, registry, codec, topics, group, options, delivery)
-        self._standstill = Standstill(self._worker.partitions, options.max_inflight, site.clock)
-        self._hands = self._pulling = Pulling(self._standstill, site.clock)
+        super().__init__(instance, registry, codec, topics, group, options, delivery)
+        self._standstill = Standstill(self._worker.partitions, options.max_inflight, instance.clock)
+        self._hands = self._pulling = Pulling(self._standstill, instance.clock)
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self

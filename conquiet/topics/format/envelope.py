@@ -132,9 +132,9 @@ def _fill_any(message: Message, codec: Codec) -> None:
     if key is not None:
         message.key = key.decode()
     message.retry_count = int(fields.get(b"retryCount", b"0"))
-    most = fields.get(b"maxRetries")
-    if most is not None:
-        message.max_retries = int(most)
+    limit = fields.get(b"maxRetries")
+    if limit is not None:
+        message.max_retries = int(limit)
     if b"headers" in fields:
         _check_headers(message.headers)
     replayed = fields.get(b"replayedFrom")

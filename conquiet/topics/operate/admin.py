@@ -19,7 +19,7 @@ from conquiet.topics.options import Retention
 from conquiet.topics.server import growth, retention
 from conquiet.topics.server.dead_letters import DeadLetter
 from conquiet.topics.server.group import existing_group, group_names
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
 from conquiet.wire.keys import name
 from conquiet.wire.scripts import Script
@@ -38,8 +38,8 @@ class Admin:
     the topic does not have. Whatever changes something can be repeated after a failure.
     """
 
-    def __init__(self, site: Site, registry: Registry) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, registry: Registry) -> None:
+        self._instance = instance
         self._registry = registry
         self._growths: Recent[tuple[str, int], None] = Recent(_MOST_GROWTHS)
         """Calls that failed, and may have been done all the same."""
@@ -52,16 +52,16 @@ class Admin:
 
     async def describe_topic(self, topic: TopicLike) -> TopicInfo:
         """Size, age and policies of a topic, and each of its partitions."""
-        return await inspect.describe_topic(self._site, await self._registry.existing(topic))
+        return await inspect.describe_topic(self._instance, await self._registry.existing(topic))
 
     async def list_groups(self, topic: TopicLike) -> list[str]:
         """The groups of a topic, sorted: all that ever subscribed, and those of other readers of its streams."""
-        return await group_names(self._site, await self._registry.existing(topic))
+        return await group_names(self._instance, await self._registry.existing(topic))
 
     async def describe_group(self, topic: TopicLike, group: str) -> GroupInfo:
         """Where a group stands, exactly: what it has not got, what it has not finished, and who owns what."""
         return await inspect.describe_group(
-            self._site, await self._registry.existing(topic), rules.text("group", group)
+            self._instance, await self._registry.existing(topic), rules.text("group", group)
         )
 
     async def pending(self, topic: TopicLike, group: str, count: int = 100, cursor: str | None = None) -> PendingPage:
@@ -69,15 +69,15 @@ class Admin:
         found = await self._registry.existing(topic)
         rules.text("group", group)
         if cursor is None:
-            await existing_group(self._site, found, group)
-        return await pending_page(self._site, found, group, count, cursor)
+            await existing_group(self._instance, found, group)
+        return await pending_page(self._instance, found, group, count, cursor)
 
     async def dead_letters(
         self, topic: TopicLike, count: int = 100, after: str | None = None, group: str | None = None
     ) -> list[DeadLetter]:
         """Up to ``count`` dead letters, oldest first, after the letter of the ID ``after``."""
         found = await self._with_letters(topic)
-        return await dead_letters.letters(self._site, found, count, after, _group(group))
+        return await dead_letters.letters(self._instance, found, count, after, _group(group))
 
     # --- dead letters -----------------------------------------------------------------------------------
 
@@ -88,11 +88,11 @@ class Admin:
         is delivered under its old ID, one that is gone as a copy. Each letter is given back once, however often
         and by however many this is called.
         """
-        return await replay.replay(self._site, await self._with_letters(topic), ids, _group(group))
+        return await replay.replay(self._instance, await self._with_letters(topic), ids, _group(group))
 
     async def purge(self, topic: TopicLike, ids: Iterable[str] | None = None, group: str | None = None) -> int:
         """Remove dead letters for good: those of ``ids`` and ``group``; without, all there are now. How many."""
-        return await dead_letters.purge(self._site, await self._with_letters(topic), ids, _group(group))
+        return await dead_letters.purge(self._instance, await self._with_letters(topic), ids, _group(group))
 
     # --- changing ---------------------------------------------------------------------------------------
 
@@ -101,9 +101,9 @@ class Admin:
         try:
             found = await self._own(topic, "grow")
             if (topic, partitions) in self._growths and found.partitions == partitions:
-                await growth.announce(self._site, self._registry, found)  # it was done, and not answered
+                await growth.announce(self._instance, self._registry, found)  # it was done, and not answered
             else:
-                await growth.grow(self._site, self._registry, found.name, partitions)
+                await growth.grow(self._instance, self._registry, found.name, partitions)
             info = await self.describe_topic(topic)
         except QueueError:
             self._growths.keep((topic, partitions), None)
@@ -115,9 +115,9 @@ class Admin:
         """Change what a topic keeps; producers and consumers go by it within seconds."""
         instance("retention", retention, of=Retention)
         found = await self._own(topic, "configure")
-        key = self._site.keys.meta(found.name)
+        key = self._instance.keys.meta(found.name)
         policies = codec.encode({"retention": retention.plain()})
-        if not await self._site.run(key, _CONFIGURE([key], self._site.clock.offset_ms, policies)):
+        if not await self._instance.run(key, _CONFIGURE([key], self._instance.clock.offset_ms, policies)):
             raise UnknownTopicError(f"there is no topic {topic!r}")
         self._registry.forget(found.name)
         return await self.describe_topic(topic)
@@ -132,7 +132,7 @@ class Admin:
         kept = found.retention
         if max_len is not None or max_age is not None:
             kept = replace(kept, max_len=max_len, max_age=max_age, on_full="grow", delete_acked=False)
-        work = (retention.trim(self._site, found, index, kept) for index in range(found.partitions))
+        work = (retention.trim(self._instance, found, index, kept) for index in range(found.partitions))
         return sum(trimmed.removed for trimmed in await asyncio.gather(*work))
 
     async def reset_group(self, topic: TopicLike, group: str, to: ResetTo, force: bool = False) -> None:
@@ -142,13 +142,13 @@ class Admin:
         group of a Spark query always: where that goes on is in its checkpoint.
         """
         await removal.reset_group(
-            self._site, self._registry, await self._registry.existing(topic), rules.text("group", group), to, force
+            self._instance, self._registry, await self._registry.existing(topic), rules.text("group", group), to, force
         )
 
     async def delete_group(self, topic: TopicLike, group: str, force: bool = False) -> None:
         """Remove a group; its dead letters stay. Refused while it has live members, unless ``force``."""
         await removal.delete_group(
-            self._site, self._registry, await self._registry.existing(topic), rules.text("group", group), force
+            self._instance, self._registry, await self._registry.existing(topic), rules.text("group", group), force
         )
 
     async def delete_topic(self, topic: str, force: bool = False) -> None:
@@ -157,14 +157,14 @@ class Admin:
         Refused while one of its groups has live members, unless ``force``, and for legacy streams always.
         """
         found = await self._half_deleted(topic) or await self._own(topic, "delete")
-        await removal.delete_topic(self._site, self._registry, found, force)
+        await removal.delete_topic(self._instance, self._registry, found, force)
 
     # --- which ------------------------------------------------------------------------------------------
 
     async def _with_letters(self, topic: TopicLike) -> Topic:
         """The topic, once the letters that are still in the outboxes of its partitions have arrived."""
         found = await self._registry.existing(topic)
-        await dead_letters.collect(self._site, found, await group_names(self._site, found))
+        await dead_letters.collect(self._instance, found, await group_names(self._instance, found))
         return found
 
     async def _own(self, topic: str, what: str) -> Topic:
@@ -176,7 +176,7 @@ class Admin:
 
     async def _half_deleted(self, topic: str) -> Topic | None:
         """What is left of a topic whose deletion was begun and not completed."""
-        ask, keys = self._site.ask, self._site.keys
+        ask, keys = self._instance.ask, self._instance.keys
         if await ask("EXISTS", keys.meta(name("topic", topic))) or not await ask("SISMEMBER", keys.registry, topic):
             return None
         return Topic(topic, max(await ask("SCARD", keys.partitions(topic)), 1))

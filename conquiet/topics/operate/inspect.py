@@ -12,7 +12,7 @@ from conquiet.kit.entry_ids import BEGINNING, moment, order
 from conquiet.topics.options import Retention
 from conquiet.topics.server import group as groups
 from conquiet.topics.server.group import GroupLook, MemberInfo, PartitionInfo, count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 
 __all__ = [
@@ -97,9 +97,9 @@ class Counting:
     done: int = 0
 
 
-async def describe_topic(site: Site, topic: Topic) -> TopicInfo:
+async def describe_topic(instance: Instance, topic: Topic) -> TopicInfo:
     """The topic as it is now; partitions are looked at one after the other, so the sums are not of one moment."""
-    looks = await groups.look_at_all(site, topic)
+    looks = await groups.look_at_all(instance, topic)
     parts = tuple(look.info for look in looks)
     ids = sorted((id for part in parts for id in (part.first_id, part.last_id) if id is not None), key=order)
     return TopicInfo(
@@ -112,25 +112,25 @@ async def describe_topic(site: Site, topic: Topic) -> TopicInfo:
         moment(topic.updated_ms) if topic.updated_ms else None,
         topic.retention,
         topic.partitioner,
-        len(await groups.group_names(site, topic, looks)),
-        await site.ask("XLEN", site.keys.dead_letters(topic.name)),
+        len(await groups.group_names(instance, topic, looks)),
+        await instance.ask("XLEN", instance.keys.dead_letters(topic.name)),
         topic.legacy,
         parts,
     )
 
 
-async def describe_group(site: Site, topic: Topic, group: str, counting: Counting | None = None) -> GroupInfo:
+async def describe_group(instance: Instance, topic: Topic, group: str, counting: Counting | None = None) -> GroupInfo:
     """The group as it is now; ``ConfigError`` if the topic has no such group.
 
     Within ``counting`` a lag may be too low: it is what was counted until then.
     """
-    asked = groups.members_of(site, topic, group), groups.look_at_group(site, topic, group)
+    asked = groups.members_of(instance, topic, group), groups.look_at_group(instance, topic, group)
     members, looks = await asyncio.gather(*asked)
     if not any(look.exists for look in looks):
-        await groups.existing_group(site, topic, group)
+        await groups.existing_group(instance, topic, group)
     counting = Counting() if counting is None else counting
-    pairs = zip(topic.streams(site.keys), looks, strict=True)
-    lags = await asyncio.gather(*(_lag(site, stream, look, counting) for stream, look in pairs))
+    pairs = zip(topic.streams(instance.keys), looks, strict=True)
+    lags = await asyncio.gather(*(_lag(instance, stream, look, counting) for stream, look in pairs))
     beats = {member.id: member.heartbeat_at for member in members}
     parts = tuple(_group_partition(index, *pair, beats) for index, pair in enumerate(zip(looks, lags, strict=True)))
     is_spark = group in topic.spark_groups
@@ -165,15 +165,15 @@ def _group_partition(index: int, look: GroupLook, lag: int, beats: dict[str, dt.
     )
 
 
-async def _lag(site: Site, stream: str, look: GroupLook, counting: Counting) -> int:
+async def _lag(instance: Instance, stream: str, look: GroupLook, counting: Counting) -> int:
     """How many messages are not delivered yet: what the server knows for sure, else counted."""
     if look.lag >= 0 or look.delivered is None or look.last is None:
         return max(look.lag, 0)
-    lag, counted_to = await count_after(site, stream, look.delivered, look.last, counting.limit)
+    lag, counted_to = await count_after(instance, stream, look.delivered, look.last, counting.limit)
     counting.done += lag
     if counted_to == look.last:
         return lag
     # Many wait: perhaps there are few that do not, and so the others are known.
-    read, counted_to = await count_after(site, stream, BEGINNING, look.delivered, counting.limit)
+    read, counted_to = await count_after(instance, stream, BEGINNING, look.delivered, counting.limit)
     counting.done += read
-    return max(lag, await site.ask("XLEN", stream) - read) if counted_to == look.delivered else lag
+    return max(lag, await instance.ask("XLEN", stream) - read) if counted_to == look.delivered else lag

@@ -11,7 +11,7 @@ from conquiet.errors import ConfigError
 from conquiet.kit import rules
 from conquiet.kit.entry_ids import checked, moment, order
 from conquiet.message import EntryId
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script
@@ -54,7 +54,7 @@ class PendingPage:
 
 
 async def pending_page(
-    site: Site, topic: Topic, group: str, count: int = 100, cursor: str | None = None
+    instance: Instance, topic: Topic, group: str, count: int = 100, cursor: str | None = None
 ) -> PendingPage:
     """Up to ``count`` pending entries of ``group`` that come after ``cursor``, which only names a place.
 
@@ -63,7 +63,9 @@ async def pending_page(
     """
     rules.integer("count", count, least=1)
     starts = _starts(topic, cursor)
-    pages = await asyncio.gather(*(_partition(site, topic, group, at, start, count) for at, start in enumerate(starts)))
+    pages = await asyncio.gather(
+        *(_partition(instance, topic, group, at, start, count) for at, start in enumerate(starts))
+    )
     merged = sorted((entry for page in pages for entry in page), key=lambda one: (order(one.id), one.partition))
     entries = tuple(merged[:count])
     last = entries[-1] if len(entries) == count else None
@@ -82,14 +84,14 @@ def _starts(topic: Topic, cursor: str | None) -> list[str]:
 
 
 async def _partition(
-    site: Site, topic: Topic, group: str, partition: int, start: str, count: int
+    instance: Instance, topic: Topic, group: str, partition: int, start: str, count: int
 ) -> list[PendingEntry]:
-    stream = topic.stream(site.keys, partition)
-    keys = [stream, site.keys.retry(stream, group), site.keys.attempts(stream, group)]
+    stream = topic.stream(instance.keys, partition)
+    keys = [stream, instance.keys.retry(stream, group), instance.keys.attempts(stream, group)]
     found: list[PendingEntry] = []
     while len(found) < count:
         size = min(count - len(found), _ROWS)
-        rows = await site.run(stream, _PAGE(keys, group, start, size))
+        rows = await instance.run(stream, _PAGE(keys, group, start, size))
         found += [_entry(partition, row) for row in rows]
         if len(rows) < size:
             break

@@ -20,7 +20,7 @@ from conquiet.topics.server.group import (
     look_at,
     on_every_partition,
 )
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import FRESH, Registry, Topic
 from conquiet.wire.scripts import Call, Script
 
@@ -43,7 +43,7 @@ _LIST: Final = Script.named("topic_list")
 
 
 async def reset_group(
-    site: Site, registry: Registry, topic: Topic, group: str, to: ResetTo, force: bool = False
+    instance: Instance, registry: Registry, topic: Topic, group: str, to: ResetTo, force: bool = False
 ) -> None:
     """Let ``group`` go on from another place; what it has not finished before is forgotten.
 
@@ -56,23 +56,23 @@ async def reset_group(
     if group in topic.spark_groups:
         what = f"group {group!r} of topic {topic.name!r} is a Spark query's: where it goes on is in its checkpoint"
         raise ConfigError(f"cannot reset it here, since {what}")
-    await existing_group(site, topic, group)
-    await _refuse_if_live(site, topic, [group], "reset group", force)
+    await existing_group(instance, topic, group)
+    await _refuse_if_live(instance, topic, [group], "reset group", force)
 
     async def move(partitions: range) -> None:
         for partition in partitions:  # in this order: what a growth has added waits for what was there before
             id = place(partition)
             if id is not None:
-                await _reset_on(site, topic.stream(site.keys, partition), group, id)
+                await _reset_on(instance, topic.stream(instance.keys, partition), group, id)
 
     await on_every_partition(registry, topic, move)
-    await call_members(site, topic.name, group)
+    await call_members(instance, topic.name, group)
 
 
-async def _reset_on(site: Site, stream: str, group: str, id: str) -> None:
-    lease, retry, attempts, _ = site.keys.of_group(stream, group)
-    keys, offset = [lease, stream, retry, attempts], site.clock.offset_ms
-    while await site.run(stream, _RESET(keys, offset, group, id, _FORGOTTEN)):
+async def _reset_on(instance: Instance, stream: str, group: str, id: str) -> None:
+    lease, retry, attempts, _ = instance.keys.of_group(stream, group)
+    keys, offset = [lease, stream, retry, attempts], instance.clock.offset_ms
+    while await instance.run(stream, _RESET(keys, offset, group, id, _FORGOTTEN)):
         id = ""  # the first page has put the group there
 
 
@@ -94,60 +94,60 @@ def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
     return lambda partition: start
 
 
-async def delete_group(site: Site, registry: Registry, topic: Topic, group: str, force: bool = False) -> None:
+async def delete_group(instance: Instance, registry: Registry, topic: Topic, group: str, force: bool = False) -> None:
     """Remove ``group`` from the topic, also while that grows; its dead letters stay. Safe to repeat after a crash.
 
     Refused while it has live members, unless ``force``: then their subscriptions end. A later
     subscription begins a new group of that name.
     """
-    await existing_group(site, topic, group)
-    await _refuse_if_live(site, topic, [group], "delete group", force)
+    await existing_group(instance, topic, group)
+    await _refuse_if_live(instance, topic, [group], "delete group", force)
 
     async def remove(partitions: range) -> None:
         for partition in partitions:
-            await _delete_from(site, topic, partition, group)
-        await _drop_members(site, topic.name, [group])
+            await _delete_from(instance, topic, partition, group)
+        await _drop_members(instance, topic.name, [group])
         outboxes = [f"{group}/{partition}" for partition in partitions]
         for some in by_number(outboxes, _PAGE):
-            await site.ask("HDEL", site.keys.forwarded(topic.name), *some)
+            await instance.ask("HDEL", instance.keys.forwarded(topic.name), *some)
         if not topic.legacy:
-            await unmark(site, topic, group)  # before it is off the list, so that a repetition finds it
+            await unmark(instance, topic, group)  # before it is off the list, so that a repetition finds it
 
     await on_every_partition(registry, topic, remove)
-    await site.ask("SREM", site.keys.groups(topic.name), group)
+    await instance.ask("SREM", instance.keys.groups(topic.name), group)
 
 
-async def _delete_from(site: Site, topic: Topic, partition: int, group: str) -> None:
+async def _delete_from(instance: Instance, topic: Topic, partition: int, group: str) -> None:
     """Remove a group from a partition, once its dead letters are where they belong."""
-    stream = topic.stream(site.keys, partition)
+    stream = topic.stream(instance.keys, partition)
     rounds = 0
     while rounds < _ROUNDS:
-        waiting, more = await site.run(stream, _delete_call(site, stream, group))
+        waiting, more = await instance.run(stream, _delete_call(instance, stream, group))
         if not waiting and not more:
             return
-        if waiting and await forward(site, topic, partition, group) == 0:
+        if waiting and await forward(instance, topic, partition, group) == 0:
             rounds += 1
-            await site.clock.sleep(0.01)  # another forwarder is at it
+            await instance.clock.sleep(0.01)  # another forwarder is at it
     raise QueueError(f"the dead letters of group {group!r} on {stream!r} do not come to an end")
 
 
-def _delete_call(site: Site, stream: str, group: str) -> Call:
-    lease, retry, attempts, outbox = site.keys.of_group(stream, group)
-    keys = [lease, stream, retry, attempts, outbox, site.keys.trim(stream)]
-    return _DELETE(keys, site.clock.offset_ms, group, _FORGOTTEN)
+def _delete_call(instance: Instance, stream: str, group: str) -> Call:
+    lease, retry, attempts, outbox = instance.keys.of_group(stream, group)
+    keys = [lease, stream, retry, attempts, outbox, instance.keys.trim(stream)]
+    return _DELETE(keys, instance.clock.offset_ms, group, _FORGOTTEN)
 
 
-async def _drop_members(site: Site, topic: str, groups: Iterable[str]) -> None:
+async def _drop_members(instance: Instance, topic: str, groups: Iterable[str]) -> None:
     """Take all members off, and leave word for those who live: a generation that expires means a deletion."""
     for group in groups:
-        key = site.keys.members(topic, group)
-        keys = [key, site.keys.members_info(topic, group), site.keys.generation(topic, group)]
-        await site.run(key, _DROP(keys, _NOTICE_MS))
+        key = instance.keys.members(topic, group)
+        keys = [key, instance.keys.members_info(topic, group), instance.keys.generation(topic, group)]
+        await instance.run(key, _DROP(keys, _NOTICE_MS))
 
 
-async def _refuse_if_live(site: Site, topic: Topic, groups: Iterable[str], what: str, force: bool) -> None:
+async def _refuse_if_live(instance: Instance, topic: Topic, groups: Iterable[str], what: str, force: bool) -> None:
     for group in () if force else groups:
-        members = await live_members(site, topic, group)
+        members = await live_members(instance, topic, group)
         if members:
             names = ", ".join(sorted({member.partition("#")[0] for member in members}))
             raise ConfigError(f"cannot {what} {group!r} of topic {topic.name!r} while it has live members: {names}")
@@ -156,59 +156,59 @@ async def _refuse_if_live(site: Site, topic: Topic, groups: Iterable[str], what:
 # --- topics ---------------------------------------------------------------------------------------------
 
 
-async def delete_topic(site: Site, registry: Registry, topic: Topic, force: bool = False) -> None:
+async def delete_topic(instance: Instance, registry: Registry, topic: Topic, force: bool = False) -> None:
     """Remove a topic with all its messages, groups and dead letters. Safe to repeat after a crash.
 
     Refused while a group has live members, unless ``force``: then their subscriptions end. The topic is gone for
     producers first; its streams go when each of them has heard of that, so that none comes back to life.
     """
-    groups = await group_names(site, topic)
-    await _refuse_if_live(site, topic, groups, "delete the topic of group", force)
-    keys, listed = site.keys, site.keys.partitions(topic.name)
+    groups = await group_names(instance, topic)
+    await _refuse_if_live(instance, topic, groups, "delete the topic of group", force)
+    keys, listed = instance.keys, instance.keys.partitions(topic.name)
     streams = [keys.partition(topic.name, index) for index in range(topic.span)]
     # From here on this list and the registry know what is left to do.
-    known = {key.decode() for key in await site.ask("SMEMBERS", listed)}
+    known = {key.decode() for key in await instance.ask("SMEMBERS", listed)}
     unlisted = [stream for stream in streams if stream not in known]
     for some in by_number(unlisted, _PAGE):
-        await site.run(listed, _LIST([listed], *some))
+        await instance.run(listed, _LIST([listed], *some))
     # Members that live have to find out why there is no meta: before it goes, and when it has gone.
-    await _drop_members(site, topic.name, groups)
-    await _unlink(site, [keys.meta(topic.name)])
+    await _drop_members(instance, topic.name, groups)
+    await _unlink(instance, [keys.meta(topic.name)])
     registry.forget(topic.name)
-    await _drop_members(site, topic.name, groups)
-    await site.clock.sleep(FRESH + 0.5)
-    await asyncio.gather(*(_delete_stream(site, stream, groups) for stream in streams))
-    await _unlink(site, [keys.dead_letters(topic.name), keys.forwarded(topic.name)])
-    await _drop_members(site, topic.name, groups)
-    await _unlist(site, topic.name)
+    await _drop_members(instance, topic.name, groups)
+    await instance.clock.sleep(FRESH + 0.5)
+    await asyncio.gather(*(_delete_stream(instance, stream, groups) for stream in streams))
+    await _unlink(instance, [keys.dead_letters(topic.name), keys.forwarded(topic.name)])
+    await _drop_members(instance, topic.name, groups)
+    await _unlist(instance, topic.name)
     registry.forget(topic.name)
 
 
-async def _delete_stream(site: Site, stream: str, groups: Iterable[str]) -> None:
-    look = await look_at(site, stream)
+async def _delete_stream(instance: Instance, stream: str, groups: Iterable[str]) -> None:
+    look = await look_at(instance, stream)
     leases, doomed = list[str](), list[str]()
     there = {group.decode(errors="replace") for group in look.groups | look.deleted_groups}
     for group in sorted(there.union(groups)):
-        lease, *others = site.keys.of_group(stream, group)
+        lease, *others = instance.keys.of_group(stream, group)
         leases.append(lease)
         doomed += others
     # The epochs are remembered for a day, lest a topic that is made again begins with one that an owner still has.
     for some in by_number(leases, _PAGE):
-        await site.run(stream, _RETIRE(some, site.clock.offset_ms))
-    doomed += site.keys.of_partition(stream)
+        await instance.run(stream, _RETIRE(some, instance.clock.offset_ms))
+    doomed += instance.keys.of_partition(stream)
     for some in by_number(doomed, _PAGE):
-        await _unlink(site, some)
+        await _unlink(instance, some)
 
 
-async def _unlist(site: Site, topic: str) -> None:
-    keys = site.keys
-    await _unlink(site, [keys.groups(topic)])
-    if await site.ask("EXISTS", keys.meta(topic)):
+async def _unlist(instance: Instance, topic: str) -> None:
+    keys = instance.keys
+    await _unlink(instance, [keys.groups(topic)])
+    if await instance.ask("EXISTS", keys.meta(topic)):
         return  # a new topic of that name was made meanwhile
-    await _unlink(site, [keys.partitions(topic)])
-    await site.ask("SREM", keys.registry, topic)
+    await _unlink(instance, [keys.partitions(topic)])
+    await instance.ask("SREM", keys.registry, topic)
 
 
-async def _unlink(site: Site, keys: Sequence[str]) -> None:
+async def _unlink(instance: Instance, keys: Sequence[str]) -> None:
     """Remove keys of one slot."""
-    await site.ask("UNLINK", *keys)
+    await instance.ask("UNLINK", *keys)

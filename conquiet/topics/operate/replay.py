@@ -12,7 +12,7 @@ from conquiet.kit.chunks import by_number
 from conquiet.kit.ids import incarnation
 from conquiet.topics.operate.dead_letters import pages_of_now
 from conquiet.topics.server.dead_letters import DeadLetter, delete, letters_of
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script
@@ -28,7 +28,7 @@ _REPLAY: Final = Script.named("replay")
 _END: Final = Script.named("replay_end")
 
 
-async def replay(site: Site, topic: Topic, ids: Iterable[str] | None = None, group: str | None = None) -> int:
+async def replay(instance: Instance, topic: Topic, ids: Iterable[str] | None = None, group: str | None = None) -> int:
     """Give letters back, each to its own group: those of ``ids``, or all there are now, of ``group`` if one is given.
 
     An entry that is still in its partition becomes pending again under its ID, with no failures; of one that is
@@ -36,8 +36,8 @@ async def replay(site: Site, topic: Topic, ids: Iterable[str] | None = None, gro
     to run several times at once: each letter is given back once. Letters that are refused stay where they are; the
     error comes after the others were replayed. Foreign entries are refused, or left alone if ``ids`` is ``None``.
     """
-    run = _Run(site, topic, incarnation())
-    async for page in _chosen(site, topic, ids, group):
+    run = _Run(instance, topic, incarnation())
+    async for page in _chosen(instance, topic, ids, group):
         await run.give_back(page)
     if run.refusals:
         first, others = run.refusals[0], len(run.refusals) - 1
@@ -47,10 +47,10 @@ async def replay(site: Site, topic: Topic, ids: Iterable[str] | None = None, gro
 
 
 async def _chosen(
-    site: Site, topic: Topic, ids: Iterable[str] | None, group: str | None
+    instance: Instance, topic: Topic, ids: Iterable[str] | None, group: str | None
 ) -> AsyncIterator[Sequence[DeadLetter]]:
     if ids is not None:
-        letters = await letters_of(site, topic, ids, group)
+        letters = await letters_of(instance, topic, ids, group)
         for letter in letters:
             if letter.is_foreign:
                 raise ConfigError(
@@ -60,7 +60,7 @@ async def _chosen(
             yield some
         return
     # Of now only: what fails again meanwhile is not replayed again.
-    async for page in pages_of_now(site, topic, group):
+    async for page in pages_of_now(instance, topic, group):
         yield [letter for letter in page if not letter.is_foreign]
 
 
@@ -68,7 +68,7 @@ async def _chosen(
 class _Run:
     """One replay, and how far it is."""
 
-    site: Site
+    instance: Instance
     topic: Topic
     name: str
     replayed: int = 0
@@ -80,9 +80,9 @@ class _Run:
         # Read again after each partition knows of this run: what is still there now was not replayed, or by a run
         # whose mark stays until this one has ended.
         asked = dict.fromkeys([*(letter.id for letter in page), *(id for marks in marked for id in marks)])
-        there = await letters_of(self.site, self.topic, asked)
+        there = await letters_of(self.instance, self.topic, asked)
         done = await asyncio.gather(*(self._replay(partition, there) for partition in partitions))
-        await delete(self.site, self.topic, [id for removed in done for id in removed])
+        await delete(self.instance, self.topic, [id for removed in done for id in removed])
         # Marks that a replay left which died before its end go too.
         found = {letter.id for letter in there}
         for removed, marks in zip(done, marked, strict=True):
@@ -90,14 +90,14 @@ class _Run:
         await asyncio.gather(*map(self._end, partitions, done))
 
     async def _begin(self, partition: int) -> list[str]:
-        key = self.site.keys.replayed(self._stream(partition))
-        call = _BEGIN([key], self.site.clock.offset_ms, self.name, _PATIENCE_MS, _PAGE)
-        return [mark.decode() for mark in await self.site.run(key, call)]
+        key = self.instance.keys.replayed(self._stream(partition))
+        call = _BEGIN([key], self.instance.clock.offset_ms, self.name, _PATIENCE_MS, _PAGE)
+        return [mark.decode() for mark in await self.instance.run(key, call)]
 
     async def _replay(self, partition: int, letters: Sequence[DeadLetter]) -> list[str]:
         """The letters of a partition that are given back, now or before."""
         mine = [letter for letter in letters if letter.partition == partition and not self._refuses(letter)]
-        replies = await self.site.run_many(self._stream(partition), [self._call(letter) for letter in mine])
+        replies = await self.instance.run_many(self._stream(partition), [self._call(letter) for letter in mine])
         return [letter.id for letter, reply in zip(mine, replies, strict=True) if self._took(letter, reply)]
 
     def _refuses(self, letter: DeadLetter) -> bool:
@@ -110,15 +110,15 @@ class _Run:
 
     async def _end(self, partition: int, removed: Sequence[str]) -> None:
         stream = self._stream(partition)
-        keys = [self.site.keys.replayed(stream), self.site.keys.replayed_gone(stream)]
-        await self.site.run(stream, _END(keys, self.site.clock.offset_ms, self.name, _PATIENCE_MS, *removed))
+        keys = [self.instance.keys.replayed(stream), self.instance.keys.replayed_gone(stream)]
+        await self.instance.run(stream, _END(keys, self.instance.clock.offset_ms, self.name, _PATIENCE_MS, *removed))
 
     def _call(self, letter: DeadLetter) -> Call:
-        keys, stream = self.site.keys, self._stream(letter.partition)
+        keys, stream = self.instance.keys, self._stream(letter.partition)
         lease, retry, attempts, _ = keys.of_group(stream, letter.group)
         return _REPLAY(
             [stream, retry, attempts, keys.replayed(stream), keys.replayed_gone(stream), lease],
-            self.site.clock.offset_ms,
+            self.instance.clock.offset_ms,
             self.name,
             letter.id,
             letter.group,
@@ -131,7 +131,7 @@ class _Run:
     def _took(self, letter: DeadLetter, reply: Reply) -> bool:
         stream = self._stream(letter.partition)
         if isinstance(reply, Exception):
-            self.site.link.refuse(stream, reply)
+            self.instance.link.refuse(stream, reply)
         status = reply[0]
         if status == b"STALE":
             raise QueueError(f"letter {letter.id} was not replayed: this replay stood still for too long")
@@ -150,4 +150,4 @@ class _Run:
         return status in (b"OK", b"AGAIN")
 
     def _stream(self, partition: int) -> str:
-        return self.topic.stream(self.site.keys, partition)
+        return self.topic.stream(self.instance.keys, partition)

@@ -11,15 +11,15 @@ from conquiet.topics.outside.scan import End, ends, last_up_to, pages, removed_a
 from conquiet.topics.server.dead_letters import DeadLetter
 from conquiet.topics.server.dead_letters import pages as letter_pages
 from conquiet.topics.server.group import count_after
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 
 __all__ = [
     "DeadLetter",
     "End",
+    "Instance",
     "Position",
     "Registry",
-    "Site",
     "Topic",
     "adopt_group",
     "count_after",

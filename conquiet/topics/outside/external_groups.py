@@ -25,7 +25,7 @@ from conquiet.topics.server.external_groups import (
     unmark,
 )
 from conquiet.topics.server.group import live_members, on_every_partition
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.keys import name
 
@@ -33,7 +33,7 @@ __all__ = ["Position", "adopt_group", "publish_progress"]
 
 
 async def adopt_group(
-    site: Site, registry: Registry, topic: Topic, group: str, positions: Mapping[int, Position]
+    instance: Instance, registry: Registry, topic: Topic, group: str, positions: Mapping[int, Position]
 ) -> None:
     """Make ``group`` a Spark query's, on every partition, and put it where the query is.
 
@@ -44,31 +44,31 @@ async def adopt_group(
     """
     name("group", group)
     _check(topic, positions)
-    is_new = await _mark(site, registry, topic, group)
+    is_new = await _mark(instance, registry, topic, group)
     replies = list[str | Used]()
 
     async def take(partitions: range) -> None:
-        streams = [(topic.stream(site.keys, index), positions.get(index)) for index in partitions]
-        replies.extend(await asyncio.gather(*(adopt(site, stream, group, place) for stream, place in streams)))
+        streams = [(topic.stream(instance.keys, index), positions.get(index)) for index in partitions]
+        replies.extend(await asyncio.gather(*(adopt(instance, stream, group, place) for stream, place in streams)))
 
     await on_every_partition(registry, topic, take)
     refused = [reply for reply in replies if isinstance(reply, Used)]
     if refused:
         if is_new:
-            await _take_back(site, registry, topic, group, replies)
+            await _take_back(instance, registry, topic, group, replies)
         raise _refusal(topic, group, str(refused[0]))
-    await site.enlist(site.keys.groups(topic.name), group)
+    await instance.enlist(instance.keys.groups(topic.name), group)
 
 
-async def publish_progress(site: Site, topic: Topic, group: str, positions: Mapping[int, Position]) -> None:
+async def publish_progress(instance: Instance, topic: Topic, group: str, positions: Mapping[int, Position]) -> None:
     """Tell how far the query of ``group`` is; what was told last counts, also if it is further back.
 
     Counts as being served, also where nothing has moved. ``GroupLostError`` if the group was deleted, or is no Spark
     query's; ``ConfigError`` if a consumer uses it. The other partitions are told nevertheless.
     """
     _check(topic, positions)
-    told = [(topic.stream(site.keys, partition), position) for partition, position in positions.items()]
-    replies = await asyncio.gather(*(publish(site, stream, group, position) for stream, position in told))
+    told = [(topic.stream(instance.keys, partition), position) for partition, position in positions.items()]
+    replies = await asyncio.gather(*(publish(instance, stream, group, position) for stream, position in told))
     for (stream, _), reply in zip(told, replies, strict=True):
         if reply == b"LOST":
             raise GroupLostError(f"group {group!r} is gone from {stream!r}, or is no Spark query's any more")
@@ -84,38 +84,40 @@ def _check(topic: Topic, positions: Mapping[int, Position]) -> None:
         topic.check_partition(partition)
 
 
-async def _mark(site: Site, registry: Registry, topic: Topic, group: str) -> bool:
+async def _mark(instance: Instance, registry: Registry, topic: Topic, group: str) -> bool:
     """Mark the group as Spark's unless consumers use it; whether it was not before."""
     token = incarnation()
-    if not await _announce(site, topic, group, token):
+    if not await _announce(instance, topic, group, token):
         return False
     try:
-        await _refuse_used(site, topic, group)
-        if not await settle(site, topic, group, token, "spark"):
+        await _refuse_used(instance, topic, group)
+        if not await settle(instance, topic, group, token, "spark"):
             raise QueueError(f"group {group!r} of topic {topic.name!r} is not a Spark query's yet: it took too long")
     except BaseException:
         with suppress(QueueError):  # it counts for a while only; until then subscribers wait
-            await settle(site, topic, group, token, "")
+            await settle(instance, topic, group, token, "")
         raise
     registry.forget(topic.name)
     return True
 
 
-async def _announce(site: Site, topic: Topic, group: str, token: str) -> bool:
+async def _announce(instance: Instance, topic: Topic, group: str, token: str) -> bool:
     """Whether the group is announced as Spark's; if not, it is that already."""
-    while (status := await claim(site, topic, group, token)) == b"BUSY":
-        await site.clock.sleep(GLANCE)
+    while (status := await claim(instance, topic, group, token)) == b"BUSY":
+        await instance.clock.sleep(GLANCE)
     if status == b"UNKNOWN":
         raise UnknownTopicError(f"there is no topic {topic.name!r}")
     return bool(status == b"OK")
 
 
-async def _refuse_used(site: Site, topic: Topic, group: str) -> None:
-    members = await live_members(site, topic, group)
+async def _refuse_used(instance: Instance, topic: Topic, group: str) -> None:
+    members = await live_members(instance, topic, group)
     if members:
         names = ", ".join(sorted({member.partition("#")[0] for member in members}))
         raise _refusal(topic, group, f"it has live members: {names}")
-    for reply in await asyncio.gather(*(adopt(site, one, group, None, "look") for one in topic.streams(site.keys))):
+    for reply in await asyncio.gather(
+        *(adopt(instance, one, group, None, "look") for one in topic.streams(instance.keys))
+    ):
         if isinstance(reply, Used):
             raise _refusal(topic, group, str(reply))
 
@@ -125,10 +127,12 @@ def _refusal(topic: Topic, group: str, reason: str) -> ConfigError:
     return ConfigError(f"{what}: {reason}; {ADVICE}")
 
 
-async def _take_back(site: Site, registry: Registry, topic: Topic, group: str, replies: Iterable[str | Used]) -> None:
+async def _take_back(
+    instance: Instance, registry: Registry, topic: Topic, group: str, replies: Iterable[str | Used]
+) -> None:
     """Put back what was taken, after a foreign reader has begun to consume in the middle of it."""
     for partition, stood in enumerate(replies):
         if isinstance(stood, str):
-            await retract(site, topic.stream(site.keys, partition), group, stood)
-    await unmark(site, topic, group)
+            await retract(instance, topic.stream(instance.keys, partition), group, stood)
+    await unmark(instance, topic, group)
     registry.forget(topic.name)

@@ -11,7 +11,7 @@ from typing import Final
 from conquiet.kit.entry_ids import BEGINNING, after, order
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.pace import paged
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.parser import Reply
@@ -41,13 +41,13 @@ class End:
         return None if self.added is None else self.added - self.length
 
 
-async def ends(site: Site, topic: Topic) -> list[End]:
+async def ends(instance: Instance, topic: Topic) -> list[End]:
     """How each partition stands now."""
-    return await asyncio.gather(*(_end(site, stream) for stream in topic.streams(site.keys)))
+    return await asyncio.gather(*(_end(instance, stream) for stream in topic.streams(instance.keys)))
 
 
-async def _end(site: Site, stream: str) -> End:
-    last, first, length, added, bound = await site.run(stream, _END([stream, site.keys.trim(stream)]))
+async def _end(instance: Instance, stream: str) -> End:
+    last, first, length, added, bound = await instance.run(stream, _END([stream, instance.keys.trim(stream)]))
     return End(
         last.decode(),
         first.decode() or None,
@@ -57,7 +57,7 @@ async def _end(site: Site, stream: str) -> End:
     )
 
 
-async def pages(site: Site, stream: str, since: str, until: str, count: int) -> AsyncIterator[list[Entry]]:
+async def pages(instance: Instance, stream: str, since: str, until: str, count: int) -> AsyncIterator[list[Entry]]:
     """The entries after ``since`` up to ``until``, in pages of up to ``count``, and of some megabytes.
 
     The next page is fetched meanwhile.
@@ -66,7 +66,7 @@ async def pages(site: Site, stream: str, since: str, until: str, count: int) -> 
     """
     background = Background()
     fetched: asyncio.Queue[list[Entry] | Exception] = asyncio.Queue(1)
-    background.start(_fetch(site, stream, since, until, count, fetched), "pages")
+    background.start(_fetch(instance, stream, since, until, count, fetched), "pages")
     try:
         while page := await fetched.get():
             if isinstance(page, Exception):
@@ -77,10 +77,10 @@ async def pages(site: Site, stream: str, since: str, until: str, count: int) -> 
 
 
 async def _fetch(
-    site: Site, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
+    instance: Instance, stream: str, since: str, until: str, count: int, fetched: asyncio.Queue[list[Entry] | Exception]
 ) -> None:
     async def ask(*words: str) -> Reply:
-        return await patiently(site.clock, partial(site.ask, *words))
+        return await patiently(instance.clock, partial(instance.ask, *words))
 
     try:
         async for page in paged(ask, stream, f"({since}", until, count):
@@ -91,9 +91,9 @@ async def _fetch(
         await fetched.put(error)
 
 
-async def last_up_to(site: Site, stream: str, id: str) -> str | None:
+async def last_up_to(instance: Instance, stream: str, id: str) -> str | None:
     """The last entry up to ``id``; ``None`` if there is none."""
-    found = await site.ask("XREVRANGE", stream, id, "-", "COUNT", 1)
+    found = await instance.ask("XREVRANGE", stream, id, "-", "COUNT", 1)
     return str(found[0][0].decode()) if found else None
 
 

@@ -14,7 +14,7 @@ from conquiet.topics.codec import Codec
 from conquiet.topics.format import envelope
 from conquiet.topics.format.partitioner import NAMED, Partitioner
 from conquiet.topics.server import writes
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call
 from conquiet.wire.streams import pack
@@ -74,7 +74,7 @@ class Batch:
 
     def __init__(
         self,
-        site: Site,
+        instance: Instance,
         topic: Topic,
         codec: Codec,
         route: Partitioner,
@@ -83,7 +83,7 @@ class Batch:
     ) -> None:
         self.runs: dict[int, Run] = {}
         self.topic = topic
-        self._site = site
+        self._instance = instance
         self._codec = codec
         self._encode = codec.encode
         self._route = route
@@ -127,7 +127,7 @@ class Batch:
         if self._guard is None:
             run.commands.append(pack("XADD", destination.stream, "*", *fields))
             return
-        call = writes.append(self._site, self.topic, destination.stream, message.message_id, self._guard, fields)
+        call = writes.append(self._instance, self.topic, destination.stream, message.message_id, self._guard, fields)
         run.calls.append(call)
         run.commands.append(call.by_hash())
 

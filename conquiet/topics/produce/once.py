@@ -26,7 +26,7 @@ from conquiet.topics.format.envelope import WITH_HEADERS, WITH_ID, WITH_KEY
 from conquiet.topics.produce.batching import CHUNK, CHUNK_BYTES, named_partitioner
 from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import retention, writes
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.topics.server.writes import Chunk, Write, begin, forget
 
@@ -83,6 +83,7 @@ class Cutter:
         """Take rows, in order; the chunks that are full."""
         known, chunks = self._known, self._chunks
         nothing: Iterable[Any] = repeat(None)
+        plain, keyed = _NOTHING, _NOTHING + WITH_KEY
         for payload, key, header, id in zip(
             payloads, keys or nothing, headers or nothing, ids or nothing, strict=False
         ):
@@ -93,11 +94,11 @@ class Cutter:
             chunk = chunks.get(partition)
             if chunk is None:
                 chunk = chunks[partition] = Chunk(partition, self.places.get(partition, 0))
-            values, kind = chunk.values, _NOTHING
+            values, kind = chunk.values, plain
             values.append(payload)
             if key is not None:
                 values.append(key)
-                kind += WITH_KEY
+                kind = keyed
             if header is not None:
                 values.append(header)
                 kind += WITH_HEADERS
@@ -138,13 +139,15 @@ class Appender:
     A chunk whose answer was lost is sent again, for about ten seconds: that is harmless, since it is appended once.
     """
 
-    def __init__(self, site: Site, topic: Topic, write: Write, part: int, chance: random.Random | None = None) -> None:
-        self._site = site
+    def __init__(
+        self, instance: Instance, topic: Topic, write: Write, part: int, chance: random.Random | None = None
+    ) -> None:
+        self._instance = instance
         self._topic = topic
         self._write = write
         self._part = part
         self._metrics = producer_metrics(topic.name)
-        self._trimming = Trimming(site, _TRIM_EVERY, topic.span, chance or random.Random())
+        self._trimming = Trimming(instance, _TRIM_EVERY, topic.span, chance or random.Random())
         self._waiting: dict[int, asyncio.Queue[Chunk]] = {}
         self._background = Background()
         self._failure: Exception | None = None
@@ -191,11 +194,11 @@ class Appender:
         while status == b"FULL" and more[0]:  # what is finished makes room step by step
             status, count, *more = await self._sent(chunk)
         rows, partition = len(chunk.kinds), chunk.partition
-        if status == b"FULL" and await retention.make_room(self._site, self._topic, partition, rows):
+        if status == b"FULL" and await retention.make_room(self._instance, self._topic, partition, rows):
             status, count, *more = await self._sent(chunk)
         if status == b"FULL":
-            most = self._topic.retention.max_len
-            holds = f"{count} unfinished entries of {most} that it may: {rows} more do not fit"
+            limit = self._topic.retention.max_len
+            holds = f"{count} unfinished entries of {limit} that it may: {rows} more do not fit"
             raise writes.full(self._topic, partition, holds)
         if more[0]:
             self._metrics.dropped(partition, more[0])
@@ -206,8 +209,8 @@ class Appender:
         return Appended(count, rows - count, count if status == b"DIFFERS" else 0)
 
     async def _sent(self, chunk: Chunk) -> list[Any]:
-        topic, stream = self._topic, self._topic.stream(self._site.keys, chunk.partition)
-        call = writes.append_rows(self._site, topic, self._write, self._part, chunk)
+        topic, stream = self._topic, self._topic.stream(self._instance.keys, chunk.partition)
+        call = writes.append_rows(self._instance, topic, self._write, self._part, chunk)
         again = partial(_log.warning, "topic %r, partition %d: sent again: %s", topic.name, chunk.partition)
-        reply: list[Any] = await patiently(self._site.clock, partial(self._site.run, stream, call), again)
+        reply: list[Any] = await patiently(self._instance.clock, partial(self._instance.run, stream, call), again)
         return reply

@@ -19,7 +19,7 @@ from conquiet.topics.options import BrokerOptions
 from conquiet.topics.produce.batching import Batch, Destination, Run, named_partitioner
 from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import growth, retention, writes
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
 from conquiet.wire.parser import Reply
 
@@ -34,21 +34,21 @@ _WHILE_GROWING: Final = 0.05
 
 
 class Producer:
-    """Sends to any topic of one site.
+    """Sends to any topic of one instance.
 
     A message with a key goes to the partition of that key, one with a ``message_id`` and no key to the partition
     of that ID, the others in turn. What is sent at the same time shares a write; nothing is sent twice.
     """
 
-    def __init__(self, site: Site, registry: Registry, options: BrokerOptions) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, registry: Registry, options: BrokerOptions) -> None:
+        self._instance = instance
         self._registry = registry
         self._codec = options.codec
         own = options.partitioner
         self._own = None if own is None else cast("Partitioner", partial(checked, own))
         self._named: dict[str, Partitioner] = {}
         self._window = writes.Window(round(options.dedup_window * 1000), options.dedup_size)
-        self._trimming = Trimming(site, _TRIM_EVERY, _PARTITIONS)
+        self._trimming = Trimming(instance, _TRIM_EVERY, _PARTITIONS)
         self._metrics = Recent[str, ProducerMetrics](_TOPICS)
         self._plain = Recent[str, Batch](_TOPICS)
         self._destinations = Recent[tuple[str, int], Destination](_PARTITIONS)
@@ -65,7 +65,7 @@ class Producer:
             plain = self._plain.keep(found.name, self._batch(found))
         if message.message_id is None and plain.is_plain(message):
             destination, command = plain.pack(message, envelope.now_ms())
-            id = (await self._site.link.call(destination.stream, command)).decode()
+            id = (await self._instance.link.call(destination.stream, command)).decode()
         else:
             destination, id = await self._send_special(found, message)
         self._metrics_of(found).produced(destination.partition, 1)
@@ -116,13 +116,13 @@ class Producer:
 
     def _batch(self, topic: Topic, has_ids: bool = False) -> Batch:
         guard = self._window if has_ids or topic.retention.on_full != "grow" else None
-        return Batch(self._site, topic, self._codec, self._route(topic), self._destination, guard)
+        return Batch(self._instance, topic, self._codec, self._route(topic), self._destination, guard)
 
     def _destination(self, topic: Topic, partition: int) -> Destination:
         key = (topic.name, partition)
         destination = self._destinations.get(key)
         if destination is None:
-            there = Destination.to(partition, topic.stream(self._site.keys, partition))
+            there = Destination.to(partition, topic.stream(self._instance.keys, partition))
             destination = self._destinations.keep(key, there)
         return destination
 
@@ -134,15 +134,15 @@ class Producer:
 
     async def _find(self, topic: TopicLike) -> Topic:
         """The topic as it is to be written to: while it grows, that has to wait until it has grown."""
-        found = await self._registry.find(topic)
-        clock = self._site.clock
+        found = await self._registry.fresh(topic)
+        clock = self._instance.clock
         while found.next_count is not None and clock.monotonic() >= found.switch_at:
             if clock.monotonic() >= found.switch_at + growth.OVERDUE:
-                await growth.finish_growth(self._site, self._registry, found)  # its author is gone
+                await growth.finish_growth(self._instance, self._registry, found)  # its author is gone
             else:
                 await clock.sleep(_WHILE_GROWING)
             self._registry.forget(found.name)
-            found = await self._registry.find(topic)
+            found = await self._registry.fresh(topic)
         return found
 
     # --- how --------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ class Producer:
         """For each message its entry ID as Redis gave it, or the error."""
         stream, partition = run.destination.stream, run.destination.partition
         if not run.calls:
-            return await self._site.link.call_many(stream, run.commands)
-        replies = await self._site.run_many(stream, run.calls)
+            return await self._instance.link.call_many(stream, run.commands)
+        replies = await self._instance.run_many(stream, run.calls)
         await self._make_room(topic, run, replies)
         return [reply if isinstance(reply, Exception) else self._judged(topic, partition, reply) for reply in replies]
 
@@ -174,9 +174,9 @@ class Producer:
         """A topic that only groups without consumers hold back is not full: trim, and try again."""
         while full := [at for at, reply in enumerate(replies) if isinstance(reply, list) and reply[0] == b"FULL"]:
             try:
-                if not await retention.make_room(self._site, topic, run.destination.partition, len(full)):
+                if not await retention.make_room(self._instance, topic, run.destination.partition, len(full)):
                     return
-                again = await self._site.run_many(run.destination.stream, [run.calls[at] for at in full])
+                again = await self._instance.run_many(run.destination.stream, [run.calls[at] for at in full])
             except QueueError as error:  # of these; the others are written
                 again = [error] * len(full)
             for at, reply in zip(full, again, strict=True):
@@ -196,7 +196,7 @@ class Producer:
             if isinstance(reply, QueueError):
                 raise reply
             if isinstance(reply, Exception):
-                self._site.link.refuse(run.destination.stream, reply)
+                self._instance.link.refuse(run.destination.stream, reply)
 
     async def _send_later(self, topic: Topic, message: Outgoing, delay: float) -> EntryId:
         if topic.legacy:
@@ -205,7 +205,9 @@ class Producer:
         fields = envelope.fields_of(message, self._codec)
         there = self._batch(topic).destination_of(message)
         item = f"delayed/{uuid4().hex}"
-        is_new, id = await writes.delay(self._site, there.stream, ms, item, message.message_id, self._window, fields)
+        is_new, id = await writes.delay(
+            self._instance, there.stream, ms, item, message.message_id, self._window, fields
+        )
         metrics = self._metrics_of(topic)
         (metrics.produced if is_new else metrics.duplicate)(there.partition, 1)
         return EntryId(id, there.partition)

@@ -8,7 +8,7 @@ import random
 from conquiet.errors import QueueError
 from conquiet.kit.recent import Recent
 from conquiet.topics.server import retention
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 
 __all__ = ["Trimming"]
@@ -23,8 +23,8 @@ class Trimming:
     partitions than are counted, or with ``chance``, which is for writers of a few messages each.
     """
 
-    def __init__(self, site: Site, every: int, partitions: int, chance: random.Random | None = None) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, every: int, partitions: int, chance: random.Random | None = None) -> None:
+        self._instance = instance
         self._every = every
         self._chance = chance
         self._sent = Recent[tuple[str, int], int](partitions)
@@ -39,6 +39,6 @@ class Trimming:
         self._sent[at] = (before + count) % self._every
         if before + count >= self._every:
             try:
-                await retention.trim(self._site, topic, partition)
+                await retention.trim(self._instance, topic, partition)
             except QueueError as error:  # the messages are written all the same
                 _log.warning("topic %r, partition %d: could not trim: %s", topic.name, partition, error)

@@ -12,7 +12,7 @@ from conquiet.kit import codec, entry_ids, rules
 from conquiet.kit.chunks import by_number, by_size
 from conquiet.kit.ids import incarnation
 from conquiet.message import DATA
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.pace import Pace, paged
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.keys import name
@@ -140,32 +140,32 @@ def _text(raw: bytes) -> str:
 # --- on their way ---------------------------------------------------------------------------------------
 
 
-async def forward(site: Site, topic: Topic, partition: int, group: str, most: int = 100) -> int:
-    """Move up to ``most`` dead letters from a partition's outbox to the topic's dead letters; how many it was.
+async def forward(instance: Instance, topic: Topic, partition: int, group: str, limit: int = 100) -> int:
+    """Move up to ``limit`` dead letters from a partition's outbox to the topic's dead letters; how many it was.
 
     Safe to repeat and to run several times at once: a crash at any point loses nothing, and no letter arrives
-    twice. The forwarder that began last goes on, the others stop. As many as ``most`` means that more may be waiting.
+    twice. The forwarder that began last goes on, the others stop. As many as ``limit`` means that more may be waiting.
     """
-    box = _Outbox(site, topic, partition, group, incarnation())
-    if await site.ask("XLEN", box.key) == 0:
+    box = _Outbox(instance, topic, partition, group, incarnation())
+    if await instance.ask("XLEN", box.key) == 0:
         return 0
     # Read only after the claim: an earlier forwarder cannot append any more what is found now.
     await box.say("claim", "0-0")
-    left, moved, pace = entry_ids.LAST, 0, Pace(most)
-    while moved < most and (page := await box.read(min(pace.count, most - moved))):
+    left, moved, pace = entry_ids.LAST, 0, Pace(limit)
+    while moved < limit and (page := await box.read(min(pace.count, limit - moved))):
         pace.saw(page)
         for chunk in by_size(page, _CHUNK_BYTES, _size):
             if await box.say("", chunk[0][0], *_words(chunk)) < 0:
                 return moved
             left, moved = entry_ids.after(chunk[-1][0].decode()), moved + len(chunk)
-            await site.ask("XDEL", box.key, *(id for id, _ in chunk))
+            await instance.ask("XDEL", box.key, *(id for id, _ in chunk))
     await box.say("", left)
     return moved
 
 
 @dataclass(frozen=True, slots=True)
 class _Outbox:
-    site: Site
+    instance: Instance
     topic: Topic
     partition: int
     group: str
@@ -173,28 +173,28 @@ class _Outbox:
 
     @property
     def key(self) -> str:
-        return self.site.keys.outbox(self.topic.stream(self.site.keys, self.partition), self.group)
+        return self.instance.keys.outbox(self.topic.stream(self.instance.keys, self.partition), self.group)
 
-    async def read(self, most: int) -> list[Entry]:
-        return entries_of(await self.site.ask("XRANGE", self.key, "-", "+", "COUNT", most))
+    async def read(self, limit: int) -> list[Entry]:
+        return entries_of(await self.instance.ask("XRANGE", self.key, "-", "+", "COUNT", limit))
 
     async def say(self, claiming: str, left: str | bytes, *letters: bytes | int) -> int:
         """Claim the outbox, or append letters, given the ID before which all have left the outbox."""
-        keys, kept, topic = self.site.keys, self.topic.retention, self.topic.name
-        most = -1 if kept.dead_letter_max_len is None else kept.dead_letter_max_len
+        keys, kept, topic = self.instance.keys, self.topic.retention, self.topic.name
+        limit = -1 if kept.dead_letter_max_len is None else kept.dead_letter_max_len
         age = -1 if kept.dead_letter_max_age is None else round(kept.dead_letter_max_age * 1000)
         call = _FORWARD(
             [keys.dead_letters(topic), keys.forwarded(topic)],
-            self.site.clock.offset_ms,
+            self.instance.clock.offset_ms,
             f"{self.group}/{self.partition}",
             self.claim,
             claiming,
-            most,
+            limit,
             age,
             left,
             *letters,
         )
-        return cast("int", await self.site.run(keys.dead_letters(topic), call))
+        return cast("int", await self.instance.run(keys.dead_letters(topic), call))
 
 
 def _words(chunk: Sequence[Entry]) -> Iterator[bytes | int]:
@@ -212,31 +212,33 @@ def _size(entry: Entry) -> int:
 
 
 async def pages(
-    site: Site, topic: Topic, start: str, end: str, group: str | None = None, size: int = PAGE
+    instance: Instance, topic: Topic, start: str, end: str, group: str | None = None, size: int = PAGE
 ) -> AsyncIterator[list[DeadLetter]]:
     """The dead letters from ``start`` to ``end``, of ``group`` if one is given, in pages that may be empty."""
-    async for page in paged(site.ask, site.keys.dead_letters(topic.name), start, end, size):
+    async for page in paged(instance.ask, instance.keys.dead_letters(topic.name), start, end, size):
         yield [letter for letter in (_letter(topic, entry) for entry in page) if group in (None, letter.group)]
 
 
-async def letters_of(site: Site, topic: Topic, ids: Iterable[str], group: str | None = None) -> list[DeadLetter]:
+async def letters_of(
+    instance: Instance, topic: Topic, ids: Iterable[str], group: str | None = None
+) -> list[DeadLetter]:
     """The letters of these IDs that are still there, of ``group`` if one is given."""
     if isinstance(ids, str):
         raise ConfigError(f"ids must be several IDs, not the string {ids!r}")
     wanted = sorted({entry_ids.checked("ids", id) for id in ids}, key=entry_ids.order)
-    key, found = site.keys.dead_letters(topic.name), list[DeadLetter]()
+    key, found = instance.keys.dead_letters(topic.name), list[DeadLetter]()
     for some in by_number(wanted, PAGE):
-        replies = await site.link.call_many(key, [xrange_one(key, id) for id in some])
+        replies = await instance.link.call_many(key, [xrange_one(key, id) for id in some])
         for reply in replies:
             if isinstance(reply, Exception):
-                site.link.refuse(key, reply)
+                instance.link.refuse(key, reply)
             found += [_letter(topic, entry) for entry in entries_of(reply)]
     return [letter for letter in found if group in (None, letter.group)]
 
 
-async def delete(site: Site, topic: Topic, ids: Iterable[str]) -> int:
+async def delete(instance: Instance, topic: Topic, ids: Iterable[str]) -> int:
     """Remove letters; how many were there."""
-    key, gone, words = site.keys.dead_letters(topic.name), 0, list(ids)
+    key, gone, words = instance.keys.dead_letters(topic.name), 0, list(ids)
     for some in by_number(words, PAGE):
-        gone += await site.ask("XDEL", key, *some)
+        gone += await instance.ask("XDEL", key, *some)
     return gone

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from conquiet.errors import ConfigError
 from conquiet.kit import entry_ids, rules
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Script
@@ -87,20 +87,20 @@ class Used:
         return f"on {self.stream!r} it has {counts}{lease}"
 
 
-async def claim(site: Site, topic: Topic, group: str, token: str) -> Reply:
+async def claim(instance: Instance, topic: Topic, group: str, token: str) -> Reply:
     """Announce that ``group`` is to become a Spark query's: ``OK``, ``SPARK``, ``BUSY`` or ``UNKNOWN``."""
-    key = site.keys.meta(topic.name)
-    return await site.run(key, _CLAIM([key], site.clock.offset_ms, group, token, _CLAIM_MS))
+    key = instance.keys.meta(topic.name)
+    return await instance.run(key, _CLAIM([key], instance.clock.offset_ms, group, token, _CLAIM_MS))
 
 
-async def settle(site: Site, topic: Topic, group: str, token: str, mark: str) -> bool:
+async def settle(instance: Instance, topic: Topic, group: str, token: str, mark: str) -> bool:
     """End an announcement with ``"spark"``, or take it back with ``""``; whether it still counted."""
-    key = site.keys.meta(topic.name)
-    return bool(await site.run(key, _SETTLE([key], site.clock.offset_ms, group, token, mark)))
+    key = instance.keys.meta(topic.name)
+    return bool(await instance.run(key, _SETTLE([key], instance.clock.offset_ms, group, token, mark)))
 
 
 async def adopt(
-    site: Site,
+    instance: Instance,
     stream: str,
     group: str,
     position: Position | None = None,
@@ -108,33 +108,35 @@ async def adopt(
     since: int = 0,
 ) -> str | Used:
     """Where the group stood on a partition, or ``""`` if it is new; or why it is not adopted."""
-    keys = [site.keys.lease(stream, group), stream, site.keys.retry(stream, group)]
+    keys = [instance.keys.lease(stream, group), stream, instance.keys.retry(stream, group)]
     place = ("", "") if position is None else position.words
-    status, first, *rest = await site.run(stream, _ADOPT(keys, site.clock.offset_ms, group, *place, action, since))
+    status, first, *rest = await instance.run(
+        stream, _ADOPT(keys, instance.clock.offset_ms, group, *place, action, since)
+    )
     return str(first.decode()) if status == b"OK" else Used(stream, first.decode(), *rest)
 
 
-async def retract(site: Site, stream: str, group: str, stood: str) -> None:
+async def retract(instance: Instance, stream: str, group: str, stood: str) -> None:
     """Take an adoption on one partition back."""
-    await site.run(stream, _RETRACT([site.keys.lease(stream, group), stream], group, stood))
+    await instance.run(stream, _RETRACT([instance.keys.lease(stream, group), stream], group, stood))
 
 
-async def publish(site: Site, stream: str, group: str, position: Position) -> Reply:
+async def publish(instance: Instance, stream: str, group: str, position: Position) -> Reply:
     """Put the group where its query is: ``OK``, ``LOST`` or ``BUSY``."""
-    keys = [site.keys.lease(stream, group), stream]
-    return await site.run(stream, _PUBLISH(keys, site.clock.offset_ms, group, *position.words))
+    keys = [instance.keys.lease(stream, group), stream]
+    return await instance.run(stream, _PUBLISH(keys, instance.clock.offset_ms, group, *position.words))
 
 
-async def unmark(site: Site, topic: Topic, group: str) -> None:
+async def unmark(instance: Instance, topic: Topic, group: str) -> None:
     """Forget in the meta whose the group was."""
-    await site.ask("HDEL", site.keys.meta(topic.name), f"group:{group}")
+    await instance.ask("HDEL", instance.keys.meta(topic.name), f"group:{group}")
 
 
-async def extend_queries(site: Site, topic: Topic, announced_ms: int) -> None:
+async def extend_queries(instance: Instance, topic: Topic, announced_ms: int) -> None:
     """Put all groups of Spark queries on the partitions that ``topic`` is about to get."""
     for partition in range(topic.partitions, topic.span):
         for group in sorted(topic.spark_groups):
-            reply = await adopt(site, topic.stream(site.keys, partition), group, None, "extend", announced_ms)
+            reply = await adopt(instance, topic.stream(instance.keys, partition), group, None, "extend", announced_ms)
             if isinstance(reply, Used):
                 _log.warning("group %r is a Spark query's, but %s", group, reply)
 
@@ -142,10 +144,10 @@ async def extend_queries(site: Site, topic: Topic, announced_ms: int) -> None:
 # --- for subscribers --------------------------------------------------------------------------------------
 
 
-async def settled(site: Site, registry: Registry, topic: Topic, group: str) -> Topic:
+async def settled(instance: Instance, registry: Registry, topic: Topic, group: str) -> Topic:
     """The topic once no adoption of ``group`` is under way."""
     while group in topic.claimed_groups:
-        await site.clock.sleep(GLANCE)
+        await instance.clock.sleep(GLANCE)
         topic = await registry.existing(topic.name)
     return topic
 

@@ -19,7 +19,7 @@ from conquiet.errors import ConfigError
 from conquiet.kit import codec
 from conquiet.kit.chunks import by_number
 from conquiet.kit.entry_ids import BEGINNING, moment
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 from conquiet.wire.groups import create_group, is_group_there
 from conquiet.wire.scripts import Script, run_everywhere
@@ -89,30 +89,32 @@ class PartitionLook:
     deleted_groups: frozenset[bytes]
 
 
-async def look_at(site: Site, stream: str, index: int = 0) -> PartitionLook:
+async def look_at(instance: Instance, stream: str, index: int = 0) -> PartitionLook:
     """What there is to know of one partition."""
-    reply = await site.run(stream, _LOOK([stream, site.keys.delayed(stream), site.keys.trim(stream)]))
+    reply = await instance.run(stream, _LOOK([stream, instance.keys.delayed(stream), instance.keys.trim(stream)]))
     length, first, last, end, delayed, trimmed, dropped, groups, deleted = reply
     info = PartitionInfo(index, stream, length, _id(first), _id(last), delayed, _id(trimmed), int(dropped))
     return PartitionLook(info, end.decode(), frozenset(groups), frozenset(deleted))
 
 
-async def look_at_all(site: Site, topic: Topic) -> list[PartitionLook]:
+async def look_at_all(instance: Instance, topic: Topic) -> list[PartitionLook]:
     """What there is to know of each partition."""
-    streams = enumerate(topic.streams(site.keys))
-    return await asyncio.gather(*(look_at(site, stream, index) for index, stream in streams))
+    streams = enumerate(topic.streams(instance.keys))
+    return await asyncio.gather(*(look_at(instance, stream, index) for index, stream in streams))
 
 
-async def group_names(site: Site, topic: Topic, looks: Iterable[PartitionLook] | None = None) -> list[str]:
+async def group_names(instance: Instance, topic: Topic, looks: Iterable[PartitionLook] | None = None) -> list[str]:
     """Every group that has subscribed to the topic, or exists on one of its streams, sorted."""
-    looks = await look_at_all(site, topic) if looks is None else looks
-    names = set(await site.ask("SMEMBERS", site.keys.groups(topic.name))).union(*(look.groups for look in looks))
+    looks = await look_at_all(instance, topic) if looks is None else looks
+    names = set(await instance.ask("SMEMBERS", instance.keys.groups(topic.name))).union(
+        *(look.groups for look in looks)
+    )
     return sorted(topic.spark_groups.union(name.decode(errors="replace") for name in names))
 
 
-async def existing_group(site: Site, topic: Topic, group: str) -> str:
+async def existing_group(instance: Instance, topic: Topic, group: str) -> str:
     """``group``, or ``ConfigError`` if the topic has no such group."""
-    if group not in await group_names(site, topic):
+    if group not in await group_names(instance, topic):
         raise ConfigError(f"topic {topic.name!r} has no group {group!r}")
     return group
 
@@ -140,14 +142,14 @@ class GroupLook:
         return bool(self.owner) and self.until > self.now
 
 
-async def look_at_group(site: Site, topic: Topic, group: str) -> list[GroupLook]:
+async def look_at_group(instance: Instance, topic: Topic, group: str) -> list[GroupLook]:
     """How a group stands on each partition."""
-    return await asyncio.gather(*(_look_at_group(site, stream, group) for stream in topic.streams(site.keys)))
+    return await asyncio.gather(*(_look_at_group(instance, stream, group) for stream in topic.streams(instance.keys)))
 
 
-async def _look_at_group(site: Site, stream: str, group: str) -> GroupLook:
-    keys = [stream, site.keys.lease(stream, group), site.keys.retry(stream, group), site.keys.trim(stream)]
-    reply = await site.run(stream, _GROUP(keys, site.clock.offset_ms, group))
+async def _look_at_group(instance: Instance, stream: str, group: str) -> GroupLook:
+    keys = [stream, instance.keys.lease(stream, group), instance.keys.retry(stream, group), instance.keys.trim(stream)]
+    reply = await instance.run(stream, _GROUP(keys, instance.clock.offset_ms, group))
     now, owner, epoch, until, parked, last, exists, delivered, pending, oldest, lag = reply
     lease = owner.decode(), int(epoch), int(float(until)), parked
     return GroupLook(int(now), *lease, _id(last), exists == b"1", _id(delivered), pending, _id(oldest), lag)
@@ -163,10 +165,10 @@ class MemberInfo:
     heartbeat_age: float
 
 
-async def members_of(site: Site, topic: Topic, group: str) -> list[MemberInfo]:
+async def members_of(instance: Instance, topic: Topic, group: str) -> list[MemberInfo]:
     """The members whose last heartbeat is not too old."""
-    keys = [site.keys.members(topic.name, group), site.keys.members_info(topic.name, group)]
-    now, *rest = await site.run(keys[0], _MEMBERS(keys, site.clock.offset_ms))
+    keys = [instance.keys.members(topic.name, group), instance.keys.members_info(topic.name, group)]
+    now, *rest = await instance.run(keys[0], _MEMBERS(keys, instance.clock.offset_ms))
     found = list[MemberInfo]()
     for member, beat, about in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
         at, id = int(float(beat)), member.decode()
@@ -180,23 +182,23 @@ def name_of(member: str) -> str:
     return member.partition("#")[0]
 
 
-async def live_members(site: Site, topic: Topic, group: str) -> list[str]:
+async def live_members(instance: Instance, topic: Topic, group: str) -> list[str]:
     """The members with a recent heartbeat, or with a lease that has not run out."""
-    members, looks = await asyncio.gather(members_of(site, topic, group), look_at_group(site, topic, group))
+    members, looks = await asyncio.gather(members_of(instance, topic, group), look_at_group(instance, topic, group))
     return sorted({member.id for member in members} | {look.owner for look in looks if look.is_owned})
 
 
-async def call_members(site: Site, topic: str, group: str) -> None:
+async def call_members(instance: Instance, topic: str, group: str) -> None:
     """Ask the members of a group to look again."""
-    key = site.keys.members(topic, group)
-    await site.run(key, _CALL([key, site.keys.generation(topic, group)]))
+    key = instance.keys.members(topic, group)
+    await instance.run(key, _CALL([key, instance.keys.generation(topic, group)]))
 
 
-async def count_after(site: Site, stream: str, since: str, until: str, limit: int) -> tuple[int, str]:
+async def count_after(instance: Instance, stream: str, since: str, until: str, limit: int) -> tuple[int, str]:
     """Up to ``limit`` entries after ``since`` up to ``until``: how many there are, and the ID of the last one."""
     counted = 0
     while counted < limit:
-        count, last = await site.run(stream, _COUNT([stream], since, until, min(_COUNTED, limit - counted)))
+        count, last = await instance.run(stream, _COUNT([stream], since, until, min(_COUNTED, limit - counted)))
         counted += count
         if not last:
             return counted, until
@@ -214,11 +216,11 @@ async def on_every_partition(registry: Registry, topic: Topic, work: Callable[[r
         await work(range(done, topic.span))
         done = topic.span
         if not topic.legacy:
-            topic = await registry.look_up(topic.name) or topic
+            topic = await registry.fetch_or_none(topic.name) or topic
     return topic
 
 
-async def found_group(site: Site, registry: Registry, topic: Topic, group: str, start: str) -> Topic:
+async def found_group(instance: Instance, registry: Registry, topic: Topic, group: str, start: str) -> Topic:
     """Put ``group`` on every partition: after the ID ``start`` if it is new, else at the beginning; the topic then.
 
     Until this returns the group is promised nothing. From then on retention keeps for it what the partitions hold, and
@@ -226,60 +228,62 @@ async def found_group(site: Site, registry: Registry, topic: Topic, group: str, 
 
     The first partition comes last: as long as the group is not there it is new, also to a consumer that does the same.
     """
-    await site.enlist(site.keys.groups(topic.name), group)
-    first, place = topic.stream(site.keys, 0), start
+    await instance.enlist(instance.keys.groups(topic.name), group)
+    first, place = topic.stream(instance.keys, 0), start
 
     async def put(partitions: range) -> None:
         nonlocal place
-        names = await _without(site, [topic.stream(site.keys, index) for index in partitions], group)
-        if partitions.start == 0 and (first not in names or await is_group_there(site.link, first, group)):
+        names = await _without(instance, [topic.stream(instance.keys, index) for index in partitions], group)
+        if partitions.start == 0 and (first not in names or await is_group_there(instance.link, first, group)):
             place = BEGINNING  # it is not new
-        failures = await asyncio.gather(*(_create(site, name, group, place) for name in names[1:]))
-        failures += [await _create(site, name, group, place) for name in names[:1]]
+        failures = await asyncio.gather(*(_create(instance, name, group, place) for name in names[1:]))
+        failures += [await _create(instance, name, group, place) for name in names[:1]]
         if len(failures) == len(partitions) and None not in failures:
-            site.link.refuse(names[0], next(failure for failure in failures if failure is not None))
+            instance.link.refuse(names[0], next(failure for failure in failures if failure is not None))
         # What is added from here on has nothing that is older than the group.
         place = BEGINNING if place == "$" else place
 
     return await on_every_partition(registry, topic, put)
 
 
-async def _without(site: Site, names: Sequence[str], group: str) -> list[str]:
+async def _without(instance: Instance, names: Sequence[str], group: str) -> list[str]:
     """Those of the streams that do not have the group, as far as can be told, asked in one write a node."""
-    parts = list(by_number(names, 1 if site.link.address.kind == "cluster" else _PAGE))
-    replies = await run_everywhere(site.link, [(part[0], _MISSING(part, group)) for part in parts])
+    parts = list(by_number(names, 1 if instance.link.address.kind == "cluster" else _PAGE))
+    replies = await run_everywhere(instance.link, [(part[0], _MISSING(part, group)) for part in parts])
     found = [range(1, _PAGE + 1) if isinstance(reply, Exception) else reply for reply in replies]
     return [name for part, some in zip(parts, found, strict=True) for at, name in enumerate(part, 1) if at in some]
 
 
-async def _create(site: Site, stream: str, group: str, start: str) -> Exception | None:
+async def _create(instance: Instance, stream: str, group: str, start: str) -> Exception | None:
     """Why the stream cannot have groups, if it cannot: one bad partition does not stop the others."""
-    refusal = await create_group(site.link, stream, group, start)
+    refusal = await create_group(instance.link, stream, group, start)
     if refusal is not None:
         if not str(refusal).startswith("WRONGTYPE"):
-            site.link.refuse(stream, refusal)
+            instance.link.refuse(stream, refusal)
         _log.error("group %r cannot be created on %r: %s", group, stream, refusal)
     return refusal
 
 
-async def extend_groups(site: Site, topic: Topic, looks: Sequence[PartitionLook], announced_ms: int) -> None:
+async def extend_groups(instance: Instance, topic: Topic, looks: Sequence[PartitionLook], announced_ms: int) -> None:
     """Put all groups but Spark's on the partitions that ``topic`` is about to get, at their beginning.
 
     These are the groups that subscribed, and those of other programs that are on each partition which holds something.
     A group that was deleted from a new partition since the growth was announced stays away.
     """
     there = frozenset[bytes]().union(*(look.groups for look in looks))
-    subscribed = there.intersection(await site.ask("SMEMBERS", site.keys.groups(topic.name)))
+    subscribed = there.intersection(await instance.ask("SMEMBERS", instance.keys.groups(topic.name)))
     used = [look.groups for look in looks if look.end != BEGINNING]
     groups = sorted((subscribed | there.intersection(*used)) - {group.encode() for group in topic.spark_groups})
     added = range(topic.partitions, topic.span)
-    await asyncio.gather(*(_extend(site, topic.stream(site.keys, index), groups, announced_ms) for index in added))
+    await asyncio.gather(
+        *(_extend(instance, topic.stream(instance.keys, index), groups, announced_ms) for index in added)
+    )
 
 
-async def _extend(site: Site, stream: str, groups: Sequence[bytes], announced_ms: int) -> None:
+async def _extend(instance: Instance, stream: str, groups: Sequence[bytes], announced_ms: int) -> None:
     for page in by_number(groups, _PAGE):
-        leases = [site.keys.lease(stream, group.decode(errors="replace")) for group in page]
-        if await site.run(stream, _EXTEND([stream, *leases], announced_ms, *page)) < 0:
+        leases = [instance.keys.lease(stream, group.decode(errors="replace")) for group in page]
+        if await instance.run(stream, _EXTEND([stream, *leases], announced_ms, *page)) < 0:
             _log.error("no group can be put on %r: it is no stream", stream)
             return
 

@@ -15,7 +15,7 @@ from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, run, run_everywhere, run_many
 from conquiet.wire.streams import pack
 
-__all__ = ["Site"]
+__all__ = ["Instance"]
 
 _AGAIN: Final = Backoff(base=0.2, cap=0.2, kind="fixed")
 _RETRIES: Final = 5
@@ -23,7 +23,7 @@ _RETRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Instance:
     """Connections to the servers, the names of the keys there, and the clock that decides."""
 
     link: Connections

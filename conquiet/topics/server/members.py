@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from conquiet.kit import codec
 from conquiet.topics.options import SubscribeOptions
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.scripts import Call, Script
 from conquiet.wire.streams import pack
@@ -33,7 +33,7 @@ class Gathering:
 class Identity:
     """A consumer: where it is, in which group, under which name in Redis, and what it wants."""
 
-    site: Site
+    instance: Instance
     registry: Registry
     group: str
     me: str
@@ -44,7 +44,7 @@ class Members:
     """The members of one group, as one of them sees and calls them. It is one for the lease's time after a beat."""
 
     def __init__(self, who: Identity) -> None:
-        self._site = who.site
+        self._instance = who.instance
         self._group = who.group
         self._me = who.me
         options = who.options
@@ -55,17 +55,17 @@ class Members:
     def beat(self, topic: str, how: str = "alone") -> tuple[str, Call]:
         """The call that makes or keeps it a member, with its first key."""
         keys = self._keys(topic)
-        return keys[0], _BEAT(keys, self._me, self._about, self._ttl_ms, self._site.clock.offset_ms, how)
+        return keys[0], _BEAT(keys, self._me, self._about, self._ttl_ms, self._instance.clock.offset_ms, how)
 
     async def renew(self, topic: str) -> Gathering:
         """Become or stay a member, and see the others."""
-        now, generation, *rest = await self._site.run(*self.beat(topic, "together"))
+        now, generation, *rest = await self._instance.run(*self.beat(topic, "together"))
         members = {name.decode(): codec.decode(about) for name, about in zip(rest[::2], rest[1::2], strict=True)}
         return Gathering(int(now), generation, members)
 
     async def generations(self, topics: Sequence[str]) -> list[bytes]:
         """By topic, what changes when a member comes, goes or gives a partition up; in one write a node."""
-        link, keys = self._site.link, [self._site.keys.generation(topic, self._group) for topic in topics]
+        link, keys = self._instance.link, [self._instance.keys.generation(topic, self._group) for topic in topics]
         if len(keys) > 1 and link.address.kind != "cluster":
             found = await link.call(keys[0], pack("MGET", *keys))
         else:
@@ -75,14 +75,14 @@ class Members:
 
     async def was_deleted(self, topic: str) -> bool:
         """Whether the group was deleted with its topic a moment ago: then its generation has a time to live."""
-        key = self._site.keys.generation(topic, self._group)
-        return bool(await self._site.link.call(key, pack("PTTL", key)) > 0)
+        key = self._instance.keys.generation(topic, self._group)
+        return bool(await self._instance.link.call(key, pack("PTTL", key)) > 0)
 
     async def end(self, topics: Sequence[str]) -> None:
         """Be a member no more; the others notice at once."""
         keys = [self._keys(topic) for topic in topics]
-        await self._site.insist([(some[0], _LEAVE(some, self._me)) for some in keys])
+        await self._instance.insist([(some[0], _LEAVE(some, self._me)) for some in keys])
 
     def _keys(self, topic: str) -> list[str]:
-        keys, names = self._site.keys, (topic, self._group)
+        keys, names = self._instance.keys, (topic, self._group)
         return [keys.members(*names), keys.members_info(*names), keys.generation(*names)]

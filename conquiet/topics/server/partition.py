@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from conquiet.kit.clock import Clock
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire.keys import Keys
 from conquiet.wire.lease import Lease
 from conquiet.wire.parser import Reply
@@ -201,9 +201,11 @@ class OwnedPartition:
         return Asked(_SUSPECT(self._lease, *self._fence, id), _noted)
 
 
-async def send(site: Site, stream: str, asked: Sequence[Asked[Answer | None]]) -> list[Answer | Exception | None]:
+async def send(
+    instance: Instance, stream: str, asked: Sequence[Asked[Answer | None]]
+) -> list[Answer | Exception | None]:
     """The replies to calls for the node of ``stream``, in one write; what the server refuses comes as a value."""
-    replies = await site.run_many(stream, [one.call for one in asked])
+    replies = await instance.run_many(stream, [one.call for one in asked])
     return [
         reply if isinstance(reply, Exception) else one.read(reply) for one, reply in zip(asked, replies, strict=True)
     ]

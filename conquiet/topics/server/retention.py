@@ -7,7 +7,7 @@ from typing import Final
 
 from conquiet.topics.options import Retention
 from conquiet.topics.server.group import look_at
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call, Script
 
@@ -35,7 +35,7 @@ class Trimmed:
 
 
 async def trim(
-    site: Site, topic: Topic, partition: int, retention: Retention | None = None, *, room: int = 0
+    instance: Instance, topic: Topic, partition: int, retention: Retention | None = None, *, room: int = 0
 ) -> Trimmed:
     """Remove from a partition what ``retention``, by default the topic's own, does not keep.
 
@@ -47,17 +47,17 @@ async def trim(
     kept = topic.retention if retention is None else retention
     if not kept.trims and kept.group_expiry is None:
         return Trimmed()
-    stream = topic.stream(site.keys, partition)
-    groups = [] if kept.group_expiry is None else sorted((await look_at(site, stream)).groups)
+    stream = topic.stream(instance.keys, partition)
+    groups = [] if kept.group_expiry is None else sorted((await look_at(instance, stream)).groups)
     removed = dropped = 0
     while True:
-        gone, lost, more, bound, *expired = await site.run(stream, _call(site, stream, kept, groups, room))
+        gone, lost, more, bound, *expired = await instance.run(stream, _call(instance, stream, kept, groups, room))
         removed, dropped = removed + gone, dropped + lost
         if not more:
             return Trimmed(removed, dropped, bound.decode() or None, tuple(map(_text, expired)))
 
 
-async def make_room(site: Site, topic: Topic, partition: int, count: int) -> bool:
+async def make_room(instance: Instance, topic: Topic, partition: int, count: int) -> bool:
     """Whether ``count`` entries were refused by a partition that is not full, and may fit now.
 
     It is not full if only groups without consumers hold it back.
@@ -65,14 +65,14 @@ async def make_room(site: Site, topic: Topic, partition: int, count: int) -> boo
     kept = topic.retention
     if kept.group_expiry is None or kept.max_len is None:
         return False
-    return (await trim(site, topic, partition, room=count)).removed > 0
+    return (await trim(instance, topic, partition, room=count)).removed > 0
 
 
-def _call(site: Site, stream: str, kept: Retention, groups: list[bytes], room: int) -> Call:
-    keys = site.keys
+def _call(instance: Instance, stream: str, kept: Retention, groups: list[bytes], room: int) -> Call:
+    keys = instance.keys
     return _TRIM(
         [stream, keys.trim(stream), *(keys.lease(stream, _text(group)) for group in groups)],
-        site.clock.offset_ms,
+        instance.clock.offset_ms,
         -1 if kept.max_len is None else max(kept.max_len - room, 0),
         _ms(kept.max_age),
         "acked" if kept.delete_acked else "",

@@ -12,7 +12,7 @@ from conquiet.kit import codec, rules
 from conquiet.kit.recent import Recent
 from conquiet.topics.format.partitioner import NAMED
 from conquiet.topics.options import Retention, TopicDefaults
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.wire.connections import is_for_want_of_memory
 from conquiet.wire.keys import Keys, name
 from conquiet.wire.scripts import Script
@@ -104,35 +104,35 @@ class Topic:
 
 
 class Registry:
-    """The topics of one site."""
+    """The topics of one instance."""
 
-    def __init__(self, site: Site, auto_create: TopicDefaults | None = None) -> None:
-        self._site = site
+    def __init__(self, instance: Instance, auto_create: TopicDefaults | None = None) -> None:
+        self._instance = instance
         self._auto_create = auto_create
         self._known = Recent[TopicLike, tuple[float, Topic]](_KEPT)
         self._registered = Recent[str, int](_KEPT)
 
-    async def find(self, topic: TopicLike) -> Topic:
+    async def fresh(self, topic: TopicLike) -> Topic:
         """The topic as it was at most a second ago; ``UnknownTopicError`` if there is none."""
         checked_topic(topic)
         known = self._known.get(topic)
-        now = self._site.clock.monotonic()
+        now = self._instance.clock.monotonic()
         if known is not None and now < known[0]:
             return known[1]
-        found = await self.look(topic)
+        found = await self.fetch(topic)
         self._known.keep(topic, (now + FRESH, found))
         return found
 
     def cached(self, topic: TopicLike) -> Topic | None:
-        """As :meth:`find`, if that needs no question to the server."""
+        """As :meth:`fresh`, if that needs no question to the server."""
         try:
             known = self._known.get(topic)
         except TypeError:  # not even hashable
             checked_topic(topic)
             raise
-        return known[1] if known is not None and self._site.clock.monotonic() < known[0] else None
+        return known[1] if known is not None and self._instance.clock.monotonic() < known[0] else None
 
-    async def look(self, topic: TopicLike) -> Topic:
+    async def fetch(self, topic: TopicLike) -> Topic:
         """The topic as it is now, listed; made if there is none and the broker makes topics."""
         try:
             found = await self.existing(topic)
@@ -147,21 +147,23 @@ class Registry:
 
     async def existing(self, topic: TopicLike) -> Topic:
         """The topic as it is now; ``UnknownTopicError`` if there is none. No side effect."""
-        found = Topic(topic.stream, 1, legacy=True) if isinstance(topic, LegacyTopic) else await self.look_up(topic)
+        found = (
+            Topic(topic.stream, 1, legacy=True) if isinstance(topic, LegacyTopic) else await self.fetch_or_none(topic)
+        )
         if found is None:
             raise UnknownTopicError(f"there is no topic {topic!r}: create_topic makes one")
         return found
 
-    async def look_up(self, topic: str) -> Topic | None:
+    async def fetch_or_none(self, topic: str) -> Topic | None:
         """The topic, or the legacy stream of that name; ``None`` if there is neither. No side effect."""
         name("topic", topic)
-        key = self._site.keys.meta(topic)
-        asked = self._site.clock.monotonic()
-        now, *meta = await self._site.run(key, _LOOK([key], self._site.clock.offset_ms))
+        key = self._instance.keys.meta(topic)
+        asked = self._instance.clock.monotonic()
+        now, *meta = await self._instance.run(key, _LOOK([key], self._instance.clock.offset_ms))
         if meta:
             return _topic_of(topic, meta, int(now), asked)
-        bare = self._site.keys.bare(topic)
-        kind = await self._site.ask("TYPE", bare)
+        bare = self._instance.keys.bare(topic)
+        kind = await self._instance.ask("TYPE", bare)
         return Topic(bare, 1, legacy=True) if kind == b"stream" else None
 
     async def create(self, topic: str, partitions: int, retention: Retention, partitioner: str = "murmur2") -> Topic:
@@ -182,13 +184,13 @@ class Registry:
         return await self._create(topic)
 
     async def _create(self, topic: Topic) -> Topic:
-        key, clock = self._site.keys.meta(topic.name), self._site.clock
+        key, clock = self._instance.keys.meta(topic.name), self._instance.clock
         policies = codec.encode({"retention": topic.retention.plain()})
         since = topic.created_ms or ""
         asked = clock.monotonic()
         spark = sorted(topic.spark_groups)
         call = _CREATE([key], clock.offset_ms, topic.partitions, topic.partitioner, policies, since, *spark)
-        now, *meta = await self._site.run(key, call)
+        now, *meta = await self._instance.run(key, call)
         self.forget(topic.name)
         found = _topic_of(topic.name, meta, int(now), asked)
         await self.enlist(found)
@@ -201,7 +203,7 @@ class Registry:
 
     async def names(self) -> list[str]:
         """All topics, sorted."""
-        return sorted(member.decode() for member in await self._site.ask("SMEMBERS", self._site.keys.registry))
+        return sorted(member.decode() for member in await self._instance.ask("SMEMBERS", self._instance.keys.registry))
 
     async def enlist(self, topic: Topic) -> None:
         """List a topic and its streams; if the server has no memory for that, the next client that finds it does."""
@@ -218,10 +220,10 @@ class Registry:
             self._registered.keep(topic.name, topic.partitions)
 
     async def _enlist(self, topic: Topic) -> None:
-        site, listed = self._site, self._site.keys.partitions(topic.name)
-        await site.enlist(site.keys.registry, topic.name)
-        if await site.ask("SCARD", listed) != topic.partitions:
-            await site.ask("SADD", listed, *topic.streams(site.keys))
+        instance, listed = self._instance, self._instance.keys.partitions(topic.name)
+        await instance.enlist(instance.keys.registry, topic.name)
+        if await instance.ask("SCARD", listed) != topic.partitions:
+            await instance.ask("SADD", listed, *topic.streams(instance.keys))
 
 
 def _topic_of(topic: str, meta: list[bytes], now: int, asked: float) -> Topic:

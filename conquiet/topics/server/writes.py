@@ -11,7 +11,7 @@ import msgspec
 
 from conquiet.errors import ConfigError, TopicFullError
 from conquiet.topics.format import envelope
-from conquiet.topics.server.instance import Site
+from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call, Script
 
@@ -51,19 +51,24 @@ class Window:
 
 
 def append(
-    site: Site, topic: Topic, stream: str, message_id: str | None, window: Window, fields: Sequence[bytes | str | int]
+    instance: Instance,
+    topic: Topic,
+    stream: str,
+    message_id: str | None,
+    window: Window,
+    fields: Sequence[bytes | str | int],
 ) -> Call:
     """Append an entry unless its message ID is known or the partition is full.
 
     Replies ``OK`` with its ID and how many unfinished entries were dropped, ``AGAIN`` with the first ID, or ``FULL``.
     """
-    keys = site.keys
+    keys = instance.keys
     names = [stream, keys.dedup(stream), keys.dedup_ids(stream), keys.trim(stream)]
-    return _APPEND(names, site.clock.offset_ms, message_id or "", window.ms, window.size, *_bound(topic), *fields)
+    return _APPEND(names, instance.clock.offset_ms, message_id or "", window.ms, window.size, *_bound(topic), *fields)
 
 
 async def delay(
-    site: Site,
+    instance: Instance,
     stream: str,
     ms: int,
     item: str,
@@ -72,10 +77,10 @@ async def delay(
     fields: Sequence[bytes | str | int],
 ) -> tuple[bool, str]:
     """Hold an entry back; whether it is new, and what it is known by."""
-    keys = site.keys
+    keys = instance.keys
     names = [keys.delayed(stream), keys.delayed_items(stream), keys.dedup(stream), keys.dedup_ids(stream)]
-    terms = (site.clock.offset_ms, ms, item, message_id or "", window.ms, window.size)
-    status, id = await site.run(stream, _DELAY(names, *terms, *fields))
+    terms = (instance.clock.offset_ms, ms, item, message_id or "", window.ms, window.size)
+    status, id = await instance.run(stream, _DELAY(names, *terms, *fields))
     return status != b"AGAIN", id.decode()
 
 
@@ -113,30 +118,30 @@ class Chunk:
         return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
 
 
-def append_rows(site: Site, topic: Topic, write: Write, part: int, chunk: Chunk) -> Call:
+def append_rows(instance: Instance, topic: Topic, write: Write, part: int, chunk: Chunk) -> Call:
     """Append rows, unless they are there.
 
     Replies ``OK``, ``AGAIN`` or ``DIFFERS`` with how many rows were appended and how many unfinished entries were
     dropped, or ``FULL``.
     """
-    keys, stream = site.keys, topic.stream(site.keys, chunk.partition)
+    keys, stream = instance.keys, topic.stream(instance.keys, chunk.partition)
     name, (values, digest) = write.known_as(topic), chunk.packed()
     written = [keys.written(stream, name, batch) for batch in (write.batch, write.batch - 1)]
     place = ("", "") if write.by_id else (f"{part}:{chunk.number}", digest)
     forget = _AFTER_NEXT_MS if write.goes_on and chunk.number == 0 else ""
     return _ROWS(
         [stream, *written, keys.trim(stream)],
-        *(site.clock.offset_ms, *place, _REMEMBERED_MS, forget, *_bound(topic)),
+        *(instance.clock.offset_ms, *place, _REMEMBERED_MS, forget, *_bound(topic)),
         *(envelope.now_ms(), bytes(chunk.kinds), values),
     )
 
 
-async def begin(site: Site, topic: Topic, write: Write) -> int:
+async def begin(instance: Instance, topic: Topic, write: Write) -> int:
     """Begin a batch, or join it; its number of partitions, which the first task has fixed."""
-    key = site.keys.write(topic.name, write.known_as(topic))
+    key = instance.keys.write(topic.name, write.known_as(topic))
     until, known_by = "" if write.goes_on else _REMEMBERED_MS, "ids" if write.by_id else "order"
-    call = _BEGIN([key], site.clock.offset_ms, write.batch, topic.partitions, _REPEATABLE_MS, until, known_by)
-    status, about = await site.run(key, call)
+    call = _BEGIN([key], instance.clock.offset_ms, write.batch, topic.partitions, _REPEATABLE_MS, until, known_by)
+    status, about = await instance.run(key, call)
     which = f"batch {write.batch} of the write {write.name!r} to topic {topic.name!r}"
     if status == b"EXPIRED":
         raise ConfigError(f"{which} was begun more than 7 days ago: what it wrote is not remembered any more")
@@ -148,9 +153,9 @@ async def begin(site: Site, topic: Topic, write: Write) -> int:
     return int(about)
 
 
-async def forget(site: Site, topic: Topic, write: Write, partitions: int) -> None:
+async def forget(instance: Instance, topic: Topic, write: Write, partitions: int) -> None:
     """The write is done and will not be repeated: remember it for an hour only, for tasks that write on."""
-    keys, name = site.keys, write.known_as(topic)
+    keys, name = instance.keys, write.known_as(topic)
     streams = (topic.stream(keys, partition) for partition in range(partitions))
     for key in (*(keys.written(stream, name, write.batch) for stream in streams), keys.write(topic.name, name)):
-        await site.ask("PEXPIRE", key, _AFTER_NEXT_MS)
+        await instance.ask("PEXPIRE", key, _AFTER_NEXT_MS)

@@ -8,6 +8,7 @@
 --#include dedup
 --#include rows
 --#include bound
+--#include room
 local stream, dedup, ids, trim = unpack(KEYS)
 local offset, message, window, size, most, full = unpack(ARGV, 1, 6)
 local now = now_ms(offset)
@@ -21,24 +22,12 @@ end
 
 local limit = tonumber(most)
 if limit >= 0 and full == 'reject' then
-  local over = redis.call('XLEN', stream) + 1 - limit
-  if over > 0 then
-    stop_when_full_at(trim, 'removed') -- before it makes room for itself: what comes may be larger than what goes
-    local bound = safe_bound(stream, {})
-    -- With no group there is nobody who could miss an entry.
-    over = over - remove_oldest(stream, trim, math.min(over, room), bound, now, {})
-    if over > 0 then return {'FULL', redis.call('XLEN', stream)} end
-  end
+  local over = make_room(stream, trim, limit, 1, room, nil, now)
+  if over > 0 then return {'FULL', redis.call('XLEN', stream)} end
 end
 
 local id, dropped = redis.call('XADD', stream, '*', unpack(ARGV, 7)), 0
-if limit >= 0 and full == 'drop' then
-  local over = redis.call('XLEN', stream) - limit
-  if over > 0 then
-    local _, lost = remove_oldest(stream, trim, math.min(over, room), nil, now, {})
-    dropped = lost
-  end
-end
+if limit >= 0 and full == 'drop' then dropped = drop_oldest(stream, trim, limit, room, now) end
 if message ~= '' then
   note_message(dedup, ids, message, id, now, window, size)
 end

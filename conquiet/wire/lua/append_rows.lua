@@ -11,6 +11,7 @@
 --#include full_memory
 --#include rows
 --#include bound
+--#include room
 --#include entry
 local stream, written, before, trim = unpack(KEYS)
 local offset, place, digest, keep, forget, most, full, timestamp, kinds, packed = unpack(ARGV)
@@ -61,24 +62,17 @@ local function append_all()
 end
 
 if limit >= 0 and full == 'reject' and count > 0 then
-  local over, bound = redis.call('XLEN', stream) + count - limit, safe_bound(stream, {})
-  if not bound then
-    full = 'drop' -- with no group there is nobody who could miss an entry, of these rows neither
-  elseif over > 0 then
-    stop_when_full_at(trim, 'removed') -- before it makes room for itself: what comes may be larger than what goes
-    local gone = remove_oldest(stream, trim, math.min(over, room + count), bound, now, {})
-    if over > gone then return {'FULL', redis.call('XLEN', stream), gone} end
+  local bound = safe_bound(stream, {})
+  if bound then
+    local over, gone = make_room(stream, trim, limit, count, room + count, bound, now)
+    if over > 0 then return {'FULL', redis.call('XLEN', stream), gone} end
+  else
+    full = 'drop' -- with no group there is no reader who could miss an entry, of these rows neither
   end
 end
 append_all()
 local dropped = 0
-if limit >= 0 and full == 'drop' then
-  local over = redis.call('XLEN', stream) - limit
-  if over > 0 then
-    local _, lost = remove_oldest(stream, trim, math.min(over, room + count), nil, now, {})
-    dropped = lost
-  end
-end
+if limit >= 0 and full == 'drop' then dropped = drop_oldest(stream, trim, limit, room + count, now) end
 if by_id then
   for id in pairs(ids) do redis.call('SADD', written, id) end
 else
