@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Self, TypeAlias, Unpack, cast
+from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 
 from conquiet import jobs as core
 from conquiet.errors import ConfigError
@@ -21,21 +21,29 @@ from conquiet.wire.address import Address, AddressLike
 __all__ = ["JobQueue", "JobWorker", "MemoryStore", "PostgresStore", "RedisStore"]
 
 
-class MemoryStore(Facade[core.MemoryStore]):
+_S = TypeVar("_S", core.MemoryStore, core.PostgresStore, core.RedisStore)
+
+
+class _Store(Facade[_S]):
+    """What all stores share."""
+
+    @property
+    def clock(self) -> Clock:
+        """Moves time in tests."""
+        return self._core().clock
+
+
+class MemoryStore(_Store[core.MemoryStore]):
     __doc__ = core.MemoryStore.__doc__
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(core.MemoryStore, clock=clock)
 
-    @property
-    def clock(self) -> Clock:
-        return self._core().clock
-
     open = blocking(core.MemoryStore.open)
     close = blocking(core.MemoryStore.aclose)
 
 
-class RedisStore(Facade[core.RedisStore]):
+class RedisStore(_Store[core.RedisStore]):
     __doc__ = core.RedisStore.__doc__
 
     @takes(given.RedisStoreOptions)
@@ -47,15 +55,11 @@ class RedisStore(Facade[core.RedisStore]):
     def connect(cls, url: str, **options: Unpack[given.RedisStoreKeywords]) -> Self:
         return cls(url, **options)
 
-    @property
-    def clock(self) -> Clock:
-        return self._core().clock
-
     open = blocking(core.RedisStore.open)
     close = blocking(core.RedisStore.aclose)
 
 
-class PostgresStore(Facade[core.PostgresStore]):
+class PostgresStore(_Store[core.PostgresStore]):
     __doc__ = core.PostgresStore.__doc__
 
     @takes(given.PostgresStoreOptions)
@@ -66,10 +70,6 @@ class PostgresStore(Facade[core.PostgresStore]):
     @takes(given.PostgresStoreOptions)
     def connect(cls, dsn: str, **options: Unpack[given.PostgresStoreKeywords]) -> Self:
         return cls(dsn, **options)
-
-    @property
-    def clock(self) -> Clock:
-        return self._core().clock
 
     open = blocking(core.PostgresStore.open)
     close = blocking(core.PostgresStore.aclose)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from redis.asyncio.connection import AbstractConnection
 from redis.crc import key_slot
@@ -19,24 +19,21 @@ __all__ = ["Topology", "topology_of"]
 _T = TypeVar("_T")
 
 
-class Topology(Protocol):
+class Topology:
     """What is known of the nodes; asking the servers happens only in ``discover``."""
 
     def locate(self, key: str) -> Endpoint | None:
         """The node that holds ``key``, or ``None`` if that must be discovered first."""
-        ...
+        raise NotImplementedError
 
     async def discover(self) -> None:
         """Ask the servers. One answer of one of them is enough; if none answers, the last error is raised."""
-        ...
 
     def moved(self, slot: int, endpoint: Endpoint) -> None:
         """Learn from a server that ``slot`` lives at ``endpoint``."""
-        ...
 
     def forget(self) -> None:
         """A node was lost or demoted: discover again before the next call."""
-        ...
 
 
 def topology_of(address: Address) -> Topology:
@@ -48,24 +45,15 @@ def topology_of(address: Address) -> Topology:
     return _Single(address.seeds[0])
 
 
-class _Single:
+class _Single(Topology):
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     def locate(self, key: str) -> Endpoint | None:
         return self._endpoint
 
-    async def discover(self) -> None:
-        return
 
-    def moved(self, slot: int, endpoint: Endpoint) -> None:
-        return
-
-    def forget(self) -> None:
-        return
-
-
-class _Sentinels:
+class _Sentinels(Topology):
     def __init__(self, address: Address) -> None:
         self._address = address
         self._master: Endpoint | None = None
@@ -75,9 +63,6 @@ class _Sentinels:
 
     async def discover(self) -> None:
         self._master = await _first_answer(self._address.seeds, self._ask)
-
-    def moved(self, slot: int, endpoint: Endpoint) -> None:
-        return
 
     def forget(self) -> None:
         self._master = None
@@ -92,7 +77,7 @@ class _Sentinels:
         return host.decode(), int(port)
 
 
-class _Cluster:
+class _Cluster(Topology):
     def __init__(self, address: Address) -> None:
         self._address = address
         self._owners: list[tuple[int, int, Endpoint]] = []
