@@ -13,7 +13,7 @@ from conquiet.balance import StreamAdded, StreamDisowned, StreamExpired, StreamT
 from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedError
 from conquiet.kit.clock import ManualClock
 from tests.contracts.balance_flavours import FLAVOURS, Crew, Member
-from tests.rigs.asking import ask
+from tests.rigs.asking import ask, round_trips
 from tests.rigs.waiting import LONG, eventually
 
 pytestmark = pytest.mark.cluster_too
@@ -151,7 +151,7 @@ async def test_a_read_that_waits_ends_when_the_stream_is_released(crew: Crew) ->
     lease = member.balancer.owned["nothing-there"]
     assert await lease.read(block_ms=5) == []
     reading = asyncio.ensure_future(lease.read(block_ms=60_000))
-    await asyncio.sleep(0.1)
+    await round_trips(crew.url)
     await member.balancer.release_stream("nothing-there")
     with pytest.raises(StreamNotOwnedError):
         await asyncio.wait_for(reading, LONG)

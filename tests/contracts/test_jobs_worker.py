@@ -13,6 +13,7 @@ from conquiet import ConfigError, Job, JobQueue, JobState, Reject, Retry
 from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import CHECKED_FIRST, DELAY, Recorder, Site, serving, tally
 from tests.jobs.working import AT_ONCE
+from tests.rigs.clocks import WatchedClock
 from tests.rigs.waiting import LONG, eventually
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
@@ -49,7 +50,7 @@ async def test_a_single_place_keeps_the_order(site: Site, jobs: JobQueue) -> Non
 
 @CONCURRENCY
 async def test_what_fails_is_tried_again_after_its_delay(
-    site: Site, jobs: JobQueue, clock: ManualClock, concurrency: int
+    site: Site, jobs: JobQueue, clock: WatchedClock, concurrency: int
 ) -> None:
     def act(job: Job) -> str:
         if job.attempts < 3:
@@ -62,7 +63,7 @@ async def test_what_fails_is_tried_again_after_its_delay(
         for tries in (1, 2):
             await eventually(partial(_failures, jobs, id, tries), f"{tries} failures")
             await seen.saw(tries)
-            await asyncio.sleep(0.05)  # most likely it waits by now; if not, it looks for itself after some seconds
+            await clock.waited_on()
             clock.advance(DELAY + 1)
         [job] = await finished(jobs, id)
     assert (job.result, job.attempts) == ("at last", 3)

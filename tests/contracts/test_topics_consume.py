@@ -25,7 +25,8 @@ from conquiet import (
 )
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, buried, finished, impatient, opened, serving
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
+from tests.topics.consuming import answers
 
 PAYLOAD = {"id": 1, "text": "Zoë €\x00", "list": [None, True, 1.5, 2**60], "deep": {"": {}}}
 HEADERS = {"trace": "abc", "ünïcode": "✓"}
@@ -253,7 +254,7 @@ async def test_pause_takes_nothing_until_resume(broker: Broker) -> None:
         subscription.pause()
         await eventually(lambda: subscription.paused, "the pause")
         await broker.send("orders", 2)
-        await asyncio.sleep(0.3)  # several polls
+        await answers(broker)  # what must not come would be there
         assert (seen.payloads, subscription.owned) == ([1], {"orders": (0,)})
         assert (await broker.admin.describe_group("orders", "g")).lag == 1
         subscription.resume()
@@ -458,7 +459,7 @@ async def test_who_waits_behind_a_message_that_it_has_not_settled_is_told(
         first = await pull(messages)
         following = asyncio.create_task(messages.next())
         await eventually(lambda: messages.inflight == 2, "the second is there, and waits")
-        await asyncio.sleep(0.1)  # time to be told too early
+        await turns(50)  # it would have been told too early
         assert ("next()" in caplog.text, messages.health().held_up) == (False, None)
         clock.advance(1.0)
         await eventually(lambda: "next()" in caplog.text, "a word")

@@ -14,7 +14,7 @@ from conquiet.kit.clock import ManualClock
 from tests.contracts.jobs_flavours import Backend, Recorder, serving
 from tests.jobs.working import Gate, Watched, queue_in, working
 from tests.rigs.postgres import LocalPostgres
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytest_plugins = ("tests.contracts.jobs_fixtures", "tests.jobs.postgres_fixtures")
 
@@ -68,7 +68,7 @@ def test_a_worker_may_run_on_one_loop_after_the_other() -> None:
         async with serving(worker):
             await queue.wait(await queue.enqueue(payload), LONG)
             await eventually(lambda: worker.inflight == 0, "idle")
-            await asyncio.sleep(0.1)
+            await turns()
 
     for number in range(3):
         asyncio.run(work(number))

@@ -17,7 +17,7 @@ from conquiet.kit.clock import ManualClock
 from conquiet.kit.loopthread import Threads
 from tests.contracts.jobs_flavours import Backend, serving
 from tests.jobs.working import Deaf, Gate, Holding, Late, Silent, counted, queue_in, ran, settled
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
 
@@ -52,7 +52,7 @@ async def test_what_runs_may_finish() -> None:
     async with run(worker) as task:
         await gate.entered(2)
         worker.stop()
-        await asyncio.sleep(0.05)
+        await turns()
         assert not task.done()
         await queue.enqueue(3)
         gate.open()
@@ -109,9 +109,9 @@ async def test_jobs_that_arrive_after_the_stop_go_back_at_no_cost() -> None:
     async with run(worker) as task:
         await asyncio.wait_for(store.claimed.wait(), LONG)
         worker.stop()
-        await asyncio.sleep(0.05)
+        await turns()
         store.answer.set()
-        await asyncio.sleep(0.05)
+        await turns()
         gate.open()
         await asyncio.wait_for(task, LONG)
     assert gate.began == []
@@ -339,7 +339,7 @@ async def test_a_signal_stops_it_as_stop_does(number: signal.Signals) -> None:
     async with run(worker) as task:
         await gate.entered(1)
         signal.raise_signal(number)
-        await asyncio.sleep(0.05)
+        await turns()
         assert not task.done()
         gate.open()
         await asyncio.wait_for(task, LONG)
@@ -352,7 +352,7 @@ async def test_a_stop_while_it_waits_for_jobs_ends_it() -> None:
     worker = worker_of(queue_in(), Gate())
     async with run(worker) as task:
         await eventually(lambda: worker.health().healthy, "it runs")
-        await asyncio.sleep(0.05)
+        await turns()
         worker.stop()
         await asyncio.wait_for(task, LONG)
 

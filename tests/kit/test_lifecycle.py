@@ -17,7 +17,7 @@ import pytest
 from conquiet.errors import ConfigError, ConquietError
 from conquiet.kit import lifecycle, probe
 from conquiet.kit.lifecycle import Life
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 LOG = logging.getLogger("conquiet.kit")
 
@@ -191,7 +191,7 @@ async def test_a_cancelled_caller_waits_for_what_is_stubborn_no_longer_than_othe
     async def drain() -> None: ...
 
     leaving = asyncio.create_task(mine.leave(drain, close, seconds=0))
-    await asyncio.sleep(0.05)
+    await turns()
     leaving.cancel()
     with letting_go(close):
         await within(LONG / 4, leaving)

@@ -12,7 +12,7 @@ from conquiet import QueueConfig, QueueConsumer, RedisStreamsQueue
 from conquiet.wire.interrupt import Interrupt
 from tests.contracts.looking import Look
 from tests.rigs.proxy import Proxy
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytestmark = pytest.mark.any_server
 
@@ -89,7 +89,7 @@ async def test_the_end_of_other_work_at_a_request() -> None:
     interrupt, never = Interrupt(), asyncio.Event()
 
     async def late() -> None:
-        await asyncio.sleep(0.05)
+        await turns()
 
     async def fails() -> None:
         raise TimeoutError("of its own")

@@ -12,7 +12,18 @@ from conquiet.topics import Broker, DeadLetter, Messages, SubscribeOptions, Subs
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import eventually
 
-__all__ = ["AT_ONCE", "Recorder", "buried", "counted", "finished", "hands_over", "impatient", "stays_below", "vanish"]
+__all__ = [
+    "AT_ONCE",
+    "Recorder",
+    "answers",
+    "buried",
+    "counted",
+    "finished",
+    "hands_over",
+    "impatient",
+    "stays_below",
+    "vanish",
+]
 
 _LOOK: Final = 1.5
 AT_ONCE: Final = Backoff(base=0.0, cap=0.0, kind="fixed")
@@ -69,6 +80,12 @@ async def buried(broker: Broker, topic: Any, count: int = 1) -> list[DeadLetter]
     await eventually(are_there, f"{count} dead letters")
     assert len(found) == count, found
     return found
+
+
+async def answers(broker: Broker, count: int = 100) -> None:
+    """Return after so many answers of the server: what must not happen would have happened by then."""
+    for _ in range(count):
+        await broker.admin.list_topics()
 
 
 async def vanish(consumer: Subscription | Messages) -> None:

@@ -29,6 +29,7 @@ from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call
 from tests.conftest import Server
 from tests.rigs.asking import keys_like
+from tests.rigs.waiting import eventually
 from tests.topics.staging import Stage, hurried
 
 pytestmark = pytest.mark.cluster_too
@@ -830,12 +831,14 @@ async def test_no_stream_of_a_deleted_topic_comes_back_to_life(stage: Stage) -> 
     await stage.topic(partitions=3)
     producer = Producer(instance, Registry(instance), BrokerOptions())
 
+    sent = list[object]()
+
     async def produce() -> None:
         while True:
-            await producer.send("orders", Outgoing({}))
+            sent.append(await producer.send("orders", Outgoing({})))
 
     producing = asyncio.create_task(produce())
-    await asyncio.sleep(0.05)
+    await eventually(lambda: len(sent) > 3, "messages to be sent")
     await Admin(instance, Registry(instance)).delete_topic("orders")
     with pytest.raises(UnknownTopicError):
         await producing

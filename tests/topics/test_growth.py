@@ -154,17 +154,20 @@ async def test_no_key_goes_back_to_an_old_partition(stage: Stage) -> None:
     instance = Instance(stage.instance.link, stage.instance.keys, SYSTEM_CLOCK)
     topic = await Registry(instance).create("orders", 2, Retention())
     keys, sending = [f"customer-{number}" for number in range(20)], True
+    sent: list[int] = []
 
     async def produce() -> None:
         producer = Producer(instance, Registry(instance), BrokerOptions())
         while sending:
             await producer.send_batch("orders", [Outgoing(number, key) for number, key in enumerate(keys)])
+            sent.append(len(keys))
             await asyncio.sleep(0.01)
 
     producers = [asyncio.create_task(produce()) for _ in range(3)]
-    await asyncio.sleep(0.1)
+    await eventually(lambda: len(sent) >= 15, "messages before the growth")
     await grow(instance, Registry(instance), "orders", 5)
-    await asyncio.sleep(0.1)
+    before = len(sent)
+    await eventually(lambda: len(sent) >= before + 15, "messages after it")
     sending = False
     await asyncio.gather(*producers)
     [step] = (await _look(stage, topic)).growth

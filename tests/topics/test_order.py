@@ -16,7 +16,7 @@ from conquiet.message import Message
 from conquiet.topics import Broker, SubscribeOptions
 from conquiet.wire.keys import Keys
 from tests.rigs.waiting import eventually
-from tests.topics.consuming import Recorder, buried, finished, impatient, vanish
+from tests.topics.consuming import Recorder, answers, buried, finished, impatient, vanish
 from tests.topics.staging import Stage
 
 pytestmark = pytest.mark.cluster_too
@@ -185,7 +185,7 @@ async def test_a_parked_message_holds_up_what_its_order_says(
     async with broker.subscribe("orders", group="g", handler=seen, options=blocking(order)):
         await broker.send("orders", 9, key="c", partition=1)
         await eventually(lambda: 9 in seen.payloads and len(seen.messages) > len(before), "the first round")
-        await asyncio.sleep(0.15)  # time for one too many
+        await answers(broker)  # one too many would be there
         got = [f"{message.key}{message.payload}" for message in seen.messages if message.partition == 0]
         assert sorted(got) == sorted(before)
         clock.advance(101.0)
@@ -242,7 +242,7 @@ async def test_a_parked_head_still_blocks_after_a_takeover(broker: Broker, clock
     # More is pending behind the head than the next owner takes at a time.
     async with broker.subscribe("orders", group="g", handler=seen, options=blocking(order, max_inflight=4)) as second:
         await eventually(lambda: second.owned == {"orders": (0, 1, 2)}, "the next owner")
-        await asyncio.sleep(0.2)  # time for one too many
+        await answers(broker)  # one too many would be there
         assert len(seen.messages) == 1
         clock.advance(101.0)
         await finished(broker, "orders", "g")
@@ -281,7 +281,7 @@ async def test_burying_an_entry_at_once_lets_nobody_overtake(broker: Broker, sta
     await broker.send("orders", 1, key="a", partition=0)
     async with broker.subscribe("orders", group="g", handler=seen, options=blocking(order)):
         await buried(broker, "orders")
-        await asyncio.sleep(0.1)  # time for one too many
+        await answers(broker)  # one too many would be there
         assert seen.payloads == [0]
         gate.set()
         await finished(broker, "orders", "g")

@@ -11,8 +11,8 @@ import pytest
 from conquiet import Broker, Delivery, Messages
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
-from tests.rigs.waiting import LONG, eventually
-from tests.topics.consuming import impatient
+from tests.rigs.waiting import LONG, eventually, turns
+from tests.topics.consuming import answers, impatient
 
 pytestmark = pytest.mark.any_server
 
@@ -57,7 +57,7 @@ def words(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def later(clock: ManualClock, seconds: float) -> None:
     clock.advance(seconds)
-    await asyncio.sleep(0.05)  # time to say too much
+    await turns(50)  # it has said too much by then, if it does
 
 
 async def test_a_word_comes_once_a_minute(
@@ -120,7 +120,7 @@ async def test_who_waits_for_others_is_told_nothing(
         if order == "unordered":
             await (await pull(messages)).ack()
         else:
-            await asyncio.sleep(0.1)  # time for the second to be taken
+            await answers(broker)  # the second is taken by then
         following = await waiting(messages)
         for _ in range(3):
             await later(clock, 10)

@@ -16,7 +16,7 @@ from conquiet.topics import Broker, Subscription
 from conquiet.wire.keys import Keys
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
-from tests.topics.consuming import Recorder, finished, impatient
+from tests.topics.consuming import Recorder, answers, finished, impatient
 
 pytestmark = pytest.mark.cluster_too
 
@@ -261,7 +261,7 @@ async def test_a_paused_subscription_takes_nothing_and_keeps_its_partitions(brok
         await broker.send_batch("orders", numbered(5))
         gate.opened.set()
         await eventually(lambda: subscription.inflight == 0, "what was taken to be finished")
-        await asyncio.sleep(0.3)  # several polls
+        await answers(broker)  # what must not come would be there
         info = await broker.admin.describe_group("orders", "g")
         assert (info.lag, info.pending, gate.entered) == (5, 0, 1)
         assert (subscription.owned, subscription.health().paused) == ({"orders": (0, 1)}, True)
@@ -395,7 +395,7 @@ async def test_after_stop_nothing_more_is_taken(broker: Broker) -> None:
         gate.set()
         await eventually(lambda: subscription.inflight == 0, "the first to be settled")
         subscription.resume()
-        await asyncio.sleep(0.2)  # time for one too many
+        await answers(broker)  # one too many would be there
         await seen.saw(1)
     info = await broker.admin.describe_group("orders", "g")
     assert (info.lag, info.pending) == (1, 0)

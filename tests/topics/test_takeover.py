@@ -15,7 +15,7 @@ from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import eventually
-from tests.topics.consuming import Recorder, buried, counted, finished, impatient, vanish
+from tests.topics.consuming import Recorder, answers, buried, counted, finished, impatient, vanish
 from tests.topics.staging import Stage
 
 pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
@@ -72,7 +72,7 @@ async def test_the_next_owner_gets_what_is_pending_in_order_and_then_what_is_new
     await vanish(first)
     seen = Recorder()
     async with broker.subscribe("orders", group="g", handler=seen, options=impatient()) as second:
-        await asyncio.sleep(0.2)  # the lease has not run out: nothing may happen
+        await answers(broker)  # the lease has not run out: nothing may happen
         assert (second.owned, seen.messages) == ({"orders": ()}, [])
         clock.advance(16.0)
         await finished(broker, "orders", "g")
@@ -127,7 +127,7 @@ async def test_parked_entries_stay_parked_until_they_are_due(
         await eventually(lambda: first.inflight == 0, "all to be parked")
     async with broker.subscribe("orders", group="g", handler=seen, options=options) as second:
         await eventually(lambda: second.owned == {"orders": (0,)}, "the next owner")
-        await asyncio.sleep(0.2)  # time for one too many
+        await answers(broker)  # one too many would be there
         assert len(seen.messages) == 3
         clock.advance(49.0)
         clock.advance(52.0)
@@ -259,7 +259,7 @@ async def test_suspects_run_one_at_a_time_and_only_the_running_one_is_counted(
     await held.saw(1)
     lease, attempts = stage.instance.keys.lease(stream, "g"), stage.instance.keys.attempts(stream, "g")
     assert await stage.call(lease, "HGET", lease, "running") == ids[0].encode()
-    await asyncio.sleep(0.1)  # time for one too many
+    await answers(broker)  # one too many would be there
     await held.saw(1)
     await vanish(first)
     clock.advance(16.0)
@@ -325,7 +325,7 @@ async def test_an_owner_that_was_replaced_changes_nothing_any_more(
         await eventually(lambda: owner.owned == {"orders": ()}, "the owner to notice")
         assert [row[0].decode() for row in await stage.call(stream, "XPENDING", stream, "g", "-", "+", 9)] == [id]
         await broker.send("orders", "new")
-        await asyncio.sleep(0.2)  # time for one too many
+        await answers(broker)  # one too many would be there
         await late.saw(1)
     assert await stage.call(lease, "HMGET", lease, "owner", "epoch") == [b"other#1", b"99"]
     assert counted("fenced", topic="orders", group="g") > before

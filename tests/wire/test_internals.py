@@ -29,7 +29,7 @@ from conquiet.wire.parser import BulkReplies, PlainReplies
 from conquiet.wire.streams import pack, xlen
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytestmark = pytest.mark.any_server
 
@@ -143,7 +143,7 @@ async def test_replies_that_nobody_asked_for_are_noticed_without(without: str, p
     link = Connections(Address.of(proxy.url))
     assert await link.call("key", PING) == b"PONG"
     proxy.blurt(b"+UNASKED\r\n")
-    await asyncio.sleep(0.05)
+    await turns(50)
     assert await link.call("key", PING) == b"PONG"
     await link.aclose()
 
