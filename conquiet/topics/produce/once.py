@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
@@ -34,6 +34,7 @@ __all__ = ["CHUNK", "Appended", "Appender", "Chunk", "Cutter", "Write", "begin",
 
 _log = logging.getLogger("conquiet.topics")
 
+_Column: TypeAlias = Iterable[str | None] | None
 _AHEAD: Final = 4
 """Chunks of one partition that wait while another is on its way."""
 _TRIM_EVERY: Final = 5_000
@@ -73,13 +74,7 @@ class Cutter:
         self._known: dict[str | None, int] = {}
         self._loose = 0
 
-    def add(
-        self,
-        payloads: Iterable[str],
-        keys: Iterable[str | None] | None,
-        headers: Iterable[str | None] | None,
-        ids: Iterable[str | None] | None,
-    ) -> Iterator[Chunk]:
+    def add(self, payloads: Iterable[str], keys: _Column, headers: _Column, ids: _Column) -> Iterator[Chunk]:
         """Take rows, in order; the chunks that are full."""
         known, chunks = self._known, self._chunks
         nothing: Iterable[Any] = repeat(None)

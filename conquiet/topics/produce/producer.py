@@ -82,11 +82,7 @@ class Producer:
         return run.destination, replies[0].decode()
 
     async def send_batch(self, topic: TopicLike, messages: Iterable[Outgoing]) -> list[EntryId]:
-        """Append messages, those of one partition in order; one round trip for each few hundred of a partition.
-
-        All are checked before the first is sent. When Redis fails on the way, the ``QueueError`` says in
-        ``entry_ids`` which were written.
-        """
+        """As :meth:`Broker.send_batch`."""
         messages = _checked(messages)
         found = await self._find(topic)
         runs = self._runs(found, messages)
