@@ -24,7 +24,6 @@ from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
 from conquiet.topics.format.envelope import WITH_HEADERS, WITH_ID, WITH_KEY
 from conquiet.topics.produce.batching import CHUNK, CHUNK_BYTES, named_partitioner
-from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import retention, writes
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
@@ -142,7 +141,7 @@ class Appender:
         self._write = write
         self._part = part
         self._metrics = producer_metrics(topic.name)
-        self._trimming = Trimming(instance, _TRIM_EVERY, topic.span, chance or random.Random())
+        self._trimming = retention.Trimming(instance, _TRIM_EVERY, topic.span, chance or random.Random())
         self._waiting: dict[int, asyncio.Queue[Chunk]] = {}
         self._background = Background()
         self._failure: Exception | None = None

@@ -17,7 +17,6 @@ from conquiet.topics.format import envelope
 from conquiet.topics.format.partitioner import Partitioner, checked
 from conquiet.topics.options import BrokerOptions
 from conquiet.topics.produce.batching import Batch, Destination, Run, named_partitioner
-from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import growth, retention, writes
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
@@ -48,7 +47,7 @@ class Producer:
         self._own = None if own is None else cast("Partitioner", partial(checked, own))
         self._named: dict[str, Partitioner] = {}
         self._window = writes.Window(round(options.dedup_window * 1000), options.dedup_size)
-        self._trimming = Trimming(instance, _TRIM_EVERY, _PARTITIONS)
+        self._trimming = retention.Trimming(instance, _TRIM_EVERY, _PARTITIONS)
         self._metrics = Recent[str, ProducerMetrics](_TOPICS)
         self._plain = Recent[str, Batch](_TOPICS)
         self._destinations = Recent[tuple[str, int], Destination](_PARTITIONS)
