@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedError
 from conquiet.kit import codec
+from conquiet.kit.chunks import by_number
 from conquiet.kit.clock import Clock
 from conquiet.wire.connections import Connections
 from conquiet.wire.groups import create_group, is_group_lost
@@ -203,8 +204,8 @@ class Ledger:
         terms = (*self._terms(), max(room, 0), keys.positions, keys.news, keys.mutex)
         lost: set[str] = set()
         alive = total = elsewhere = 0
-        for start in range(0, max(len(held), 1), _CHUNK):
-            words = [word for pair in held[start : start + _CHUNK] for word in pair]
+        for page in list(by_number(held, _CHUNK)) or [held]:
+            words = [word for pair in page for word in pair]
             gone, alive, total, elsewhere = await self._run(_RENEW(names, *terms, *words))
             lost.update(name.decode() for name in gone)
         return Renewed(frozenset(lost), alive, total, elsewhere)
@@ -222,9 +223,10 @@ class Ledger:
         keys = self.keys
         names = [keys.owners, keys.leases, keys.members, keys.rooms]
         done: list[bool] = []
-        for start in range(0, max(len(held), 1), _FEW):
-            words = [word for pair in held[start : start + _FEW] for word in pair]
-            terms = (self.owner, int(leaving and start + _FEW >= len(held)), keys.news, keys.mutex)
+        pages = list(by_number(held, _FEW)) or [held]
+        for page in pages:
+            words = [word for pair in page for word in pair]
+            terms = (self.owner, int(leaving and page is pages[-1]), keys.news, keys.mutex)
             reply = await self._run(_RELEASE(names, *terms, *words))
             done += [one == 1 for one in reply]
         return done

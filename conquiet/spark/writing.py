@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -19,12 +19,13 @@ from conquiet.spark.connection import connected, find, not_legacy
 from conquiet.spark.options import Place
 from conquiet.spark.rows import Layout, Unfit, are_json, as_texts, by_type
 from conquiet.sync._portal import call
-from conquiet.topics.outside import Instance, Topic
-from conquiet.topics.produce.once import Appended, Appender, Chunk, Cutter, Write, begin, forget
+from conquiet.topics.produce.once import Appended, Appender, Cutter, Write, begin, forget
 
 __all__ = ["TaskWriter", "done_with", "say", "totals", "write_batches", "write_rows"]
 
 _log = logging.getLogger("conquiet.spark")
+_Texts: TypeAlias = Iterable[str]
+_Column: TypeAlias = Iterable[str | None] | None
 _Made: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A row's payload, key, headers and ID."""
 _PAGE: Final = 1_000
@@ -39,50 +40,36 @@ def say(text: str) -> None:
         sys.stderr.write(f"conquiet.spark: {text}\n")
 
 
+@dataclass(frozen=True, slots=True)
 class TaskWriter:
     """Has the rows of one task sent in chunks, while the next ones are made."""
 
-    def __init__(
-        self, instance: Instance, topic: Topic, write: Write, part: int, places: Mapping[int, int] | None = None
-    ) -> None:
-        self._cutter = Cutter(topic, call(begin, instance, topic, write), part, places)
-        self._appender = Appender(instance, topic, write, part)
-        self.places = self._cutter.places
-        """The place of the next chunk of each partition."""
+    cutter: Cutter
+    appender: Appender
 
-    def add(
-        self,
-        payloads: Iterable[str],
-        keys: Iterable[str | None] | None,
-        headers: Iterable[str | None] | None,
-        ids: Iterable[str | None] | None,
-    ) -> None:
+    def add(self, payloads: _Texts, keys: _Column, headers: _Column, ids: _Column) -> None:
         """Take rows, in order."""
-        self._send(self._cutter.add(payloads, keys, headers, ids))
+        for chunk in self.cutter.add(payloads, keys, headers, ids):
+            call(self.appender.put, chunk)
 
     def finish(self) -> Appended:
         """Send what is left; what became of all rows, once Redis has them."""
-        self._send(self._cutter.rest())
-        return call(self._appender.drain)
-
-    def close(self) -> None:
-        """Give up what is not written."""
-        call(self._appender.aclose)
-
-    def _send(self, chunks: Iterable[Chunk]) -> None:
-        for chunk in chunks:
-            call(self._appender.put, chunk)
+        for chunk in self.cutter.rest():
+            call(self.appender.put, chunk)
+        return call(self.appender.drain)
 
 
 @contextmanager
 def _writing(place: Place, write: Write, part: int, places: Mapping[int, int] | None = None) -> Generator[TaskWriter]:
     """A way to write to ``place``, closed at the end of the block."""
     with connected(place) as instance:
-        writer = TaskWriter(instance, not_legacy(call(find, instance, place)), write, part, places)
+        topic = not_legacy(call(find, instance, place))
+        cutter = Cutter(topic, call(begin, instance, topic, write), part, places)
+        appender = Appender(instance, topic, write, part)
         try:
-            yield writer
+            yield TaskWriter(cutter, appender)
         finally:
-            writer.close()
+            call(appender.aclose)  # what is not written is given up
 
 
 def write_rows(
@@ -112,7 +99,7 @@ def write_rows(
             first += len(page)
         done = writer.finish()
         if places is not None:
-            places.update(writer.places)
+            places.update(writer.cutter.places)
         return _told(place, write, part, done)
 
 

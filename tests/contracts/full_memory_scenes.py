@@ -16,10 +16,10 @@ from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.broker import Broker
-from conquiet.topics.outside.external_groups import Position, _take_back, adopt_group, publish_progress
 from conquiet.topics.outside.scan import ends
 from conquiet.topics.produce.once import Appender, Chunk, Write, begin, forget
 from conquiet.topics.server.dead_letters import forward
+from conquiet.topics.server.external_groups import Position, _take_back, adopt_group, publish_progress
 from conquiet.topics.server.group import count_after
 from conquiet.topics.server.growth import grow
 from conquiet.topics.server.instance import Instance

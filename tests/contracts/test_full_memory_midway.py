@@ -28,9 +28,9 @@ from conquiet import (
 from conquiet.jobs import chunks
 from conquiet.kit.clock import ManualClock
 from conquiet.sync import EmbeddedRedis
-from conquiet.topics.outside.external_groups import Position, adopt_group
 from conquiet.topics.produce.once import Appender, Chunk, Write, begin
 from conquiet.topics.server.dead_letters import forward
+from conquiet.topics.server.external_groups import Position, adopt_group
 from conquiet.topics.server.group import found_group
 from conquiet.topics.server.growth import grow
 from conquiet.topics.server.instance import Instance

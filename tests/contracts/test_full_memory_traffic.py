@@ -32,7 +32,7 @@ from conquiet import (
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
-from conquiet.topics.outside.external_groups import Position, adopt_group
+from conquiet.topics.server.external_groups import Position, adopt_group
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address

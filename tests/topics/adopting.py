@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from conquiet.topics.outside.external_groups import Position, adopt_group, publish_progress
+from conquiet.topics.server.external_groups import Position, adopt_group, publish_progress
 from conquiet.topics.server.topics import Topic
 from tests.rigs.asking import keys_like, lasting_keys
 from tests.topics.staging import Stage

@@ -15,9 +15,9 @@ from conquiet.errors import ConfigError, UnknownTopicError
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.broker import Broker
 from conquiet.topics.outside import scan
-from conquiet.topics.outside.external_groups import Position, adopt_group, publish_progress
 from conquiet.topics.produce import once
 from conquiet.topics.produce.once import Appended, Appender, Chunk, Write
+from conquiet.topics.server.external_groups import Position, adopt_group, publish_progress
 from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic

@@ -14,8 +14,8 @@ from conquiet.kit.clock import ManualClock
 from conquiet.message import Outgoing
 from conquiet.topics.consume.growth_limits import GrowthLimits
 from conquiet.topics.options import BrokerOptions, Retention
-from conquiet.topics.outside.external_groups import Position, publish_progress
 from conquiet.topics.produce.producer import Producer
+from conquiet.topics.server.external_groups import Position, publish_progress
 from conquiet.topics.server.growth import finish_growth
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic

@@ -14,9 +14,9 @@ from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.outside.external_groups import adopt_group
 from conquiet.topics.produce.once import Appender, Chunk, Write, begin
 from conquiet.topics.server import retention
+from conquiet.topics.server.external_groups import adopt_group
 from conquiet.topics.server.growth import grow
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry

@@ -14,7 +14,7 @@ from conquiet.message import Message, Outgoing
 from conquiet.topics import Broker, Retention
 from conquiet.topics.operate.admin import Admin
 from conquiet.topics.operate.removal import delete_group, reset_group
-from conquiet.topics.outside.external_groups import Position, adopt_group
+from conquiet.topics.server.external_groups import Position, adopt_group
 from conquiet.topics.server.group import found_group
 from conquiet.topics.server.growth import finish_growth, grow
 from conquiet.topics.server.instance import Instance

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 
 from conquiet.topics.operate.removal import delete_group, reset_group
 from conquiet.topics.options import Retention
-from conquiet.topics.outside.external_groups import adopt_group
 from conquiet.topics.server import retention
+from conquiet.topics.server.external_groups import adopt_group
 from conquiet.topics.server.group import found_group
 from tests.topics.growing import Group, World
 

@@ -10,9 +10,8 @@ from conquiet import ConfigError, GroupLostError, UnknownTopicError
 from conquiet.kit.clock import ManualClock
 from conquiet.topics import Broker
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.outside import external_groups
-from conquiet.topics.outside.external_groups import Position
-from conquiet.topics.server.external_groups import settle
+from conquiet.topics.server import external_groups
+from conquiet.topics.server.external_groups import Position
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.retention import trim
 from conquiet.topics.server.topics import LegacyTopic, Topic
@@ -166,12 +165,14 @@ async def test_a_refusal_in_the_middle_puts_everything_back(stage: Stage, monkey
     await stage.create_group(topic, GROUP, ids[1], 0)
     await stage.create_group(topic, GROUP, "0", 1)
 
+    settle = external_groups._settle
+
     async def settling(instance: Instance, topic: Topic, group: str, token: str, mark: str) -> bool:
         if mark:
             await stage.read(topic, GROUP, 2, 1)
         return await settle(instance, topic, group, token, mark)
 
-    monkeypatch.setattr(external_groups, "settle", settling)
+    monkeypatch.setattr(external_groups, "_settle", settling)
     with pytest.raises(ConfigError, match="1 consumers, 2 pending"):
         await adopt(stage, topic, {index: Position(ids[3], 4) for index in range(3)})
     assert (await places(stage, topic))[0] == ids[1]

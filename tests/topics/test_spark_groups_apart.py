@@ -13,9 +13,8 @@ from conquiet import ConfigError, QueueError
 from conquiet.kit.clock import ManualClock
 from conquiet.topics import Broker
 from conquiet.topics.consume.member import Member
-from conquiet.topics.outside import external_groups
-from conquiet.topics.outside.external_groups import Position
-from conquiet.topics.server.external_groups import settled
+from conquiet.topics.server import external_groups
+from conquiet.topics.server.external_groups import Position, settled
 from conquiet.topics.server.group import live_members
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.keys import Keys

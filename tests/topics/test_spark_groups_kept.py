@@ -10,7 +10,7 @@ from conquiet import ConfigError, GroupLostError
 from conquiet.kit.clock import ManualClock
 from conquiet.topics import Broker
 from conquiet.topics.operate.admin import Admin
-from conquiet.topics.outside.external_groups import Position
+from conquiet.topics.server.external_groups import Position
 from conquiet.topics.server.growth import grow
 from conquiet.topics.server.retention import trim
 from conquiet.wire.keys import Keys

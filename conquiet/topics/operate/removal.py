@@ -45,12 +45,10 @@ _LIST: Final = Script.named("topic_list")
 async def reset_group(
     instance: Instance, registry: Registry, topic: Topic, group: str, to: ResetTo, force: bool = False
 ) -> None:
-    """Let ``group`` go on from another place; what it has not finished before is forgotten.
+    """As :meth:`Admin.reset_group`. With ``force`` live members lose what they have, and take their partitions again.
 
-    Refused while it has live members, unless ``force``: then these lose what they have in hand and take their
-    partitions again. Each partition is moved at once, one after the other, and what is pending there is forgotten page
-    by page; nothing is delivered before that is done. Safe to repeat: what was begun and not completed is completed by
-    a repetition, or by the next owner of the partition. Partitions that the topic gets meanwhile are treated alike.
+    Each partition is moved at once, one after the other, and its pending entries are forgotten page by page; nothing is
+    delivered before that is done. What was begun and not completed, a repetition or the next owner completes.
     """
     place = _place(topic, to)
     if group in topic.spark_groups:
@@ -95,11 +93,7 @@ def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
 
 
 async def delete_group(instance: Instance, registry: Registry, topic: Topic, group: str, force: bool = False) -> None:
-    """Remove ``group`` from the topic, also while that grows; its dead letters stay. Safe to repeat after a crash.
-
-    Refused while it has live members, unless ``force``: then their subscriptions end. A later
-    subscription begins a new group of that name.
-    """
+    """As :meth:`Admin.delete_group`, also while the topic grows. With ``force`` the subscriptions of members end."""
     await existing_group(instance, topic, group)
     await _refuse_if_live(instance, topic, [group], "delete group", force)
 
@@ -157,10 +151,9 @@ async def _refuse_if_live(instance: Instance, topic: Topic, groups: Iterable[str
 
 
 async def delete_topic(instance: Instance, registry: Registry, topic: Topic, force: bool = False) -> None:
-    """Remove a topic with all its messages, groups and dead letters. Safe to repeat after a crash.
+    """As :meth:`Admin.delete_topic`. With ``force`` the subscriptions of members end.
 
-    Refused while a group has live members, unless ``force``: then their subscriptions end. The topic is gone for
-    producers first; its streams go when each of them has heard of that, so that none comes back to life.
+    The topic is gone for producers first; its streams go when each producer knows, so that none comes back to life.
     """
     groups = await group_names(instance, topic)
     await _refuse_if_live(instance, topic, groups, "delete the topic of group", force)

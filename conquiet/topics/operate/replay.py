@@ -29,12 +29,10 @@ _END: Final = Script.named("replay_end")
 
 
 async def replay(instance: Instance, topic: Topic, ids: Iterable[str] | None = None, group: str | None = None) -> int:
-    """Give letters back, each to its own group: those of ``ids``, or all there are now, of ``group`` if one is given.
+    """As :meth:`Admin.replay`. An entry that is still in its partition becomes pending again, with no failures.
 
-    An entry that is still in its partition becomes pending again under its ID, with no failures; of one that is
-    gone a copy is appended that only its group gets. Then the letter is removed. Safe to repeat after a crash and
-    to run several times at once: each letter is given back once. Letters that are refused stay where they are; the
-    error comes after the others were replayed. Foreign entries are refused, or left alone if ``ids`` is ``None``.
+    Letters that are refused stay where they are; the error comes after the others were replayed. Foreign entries are
+    refused, or left alone if ``ids`` is ``None``.
     """
     run = _Run(instance, topic, incarnation())
     async for page in _chosen(instance, topic, ids, group):

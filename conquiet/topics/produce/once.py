@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from conquiet.kit.retrying import patiently
 from conquiet.kit.service import Background
 from conquiet.metrics import producer_metrics
 from conquiet.topics.format.envelope import WITH_HEADERS, WITH_ID, WITH_KEY
 from conquiet.topics.produce.batching import CHUNK, CHUNK_BYTES, named_partitioner
-from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import retention, writes
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
@@ -34,6 +33,7 @@ __all__ = ["CHUNK", "Appended", "Appender", "Chunk", "Cutter", "Write", "begin",
 
 _log = logging.getLogger("conquiet.topics")
 
+_Column: TypeAlias = Iterable[str | None] | None
 _AHEAD: Final = 4
 """Chunks of one partition that wait while another is on its way."""
 _TRIM_EVERY: Final = 5_000
@@ -73,13 +73,7 @@ class Cutter:
         self._known: dict[str | None, int] = {}
         self._loose = 0
 
-    def add(
-        self,
-        payloads: Iterable[str],
-        keys: Iterable[str | None] | None,
-        headers: Iterable[str | None] | None,
-        ids: Iterable[str | None] | None,
-    ) -> Iterator[Chunk]:
+    def add(self, payloads: Iterable[str], keys: _Column, headers: _Column, ids: _Column) -> Iterator[Chunk]:
         """Take rows, in order; the chunks that are full."""
         known, chunks = self._known, self._chunks
         nothing: Iterable[Any] = repeat(None)
@@ -147,7 +141,7 @@ class Appender:
         self._write = write
         self._part = part
         self._metrics = producer_metrics(topic.name)
-        self._trimming = Trimming(instance, _TRIM_EVERY, topic.span, chance or random.Random())
+        self._trimming = retention.Trimming(instance, _TRIM_EVERY, topic.span, chance or random.Random())
         self._waiting: dict[int, asyncio.Queue[Chunk]] = {}
         self._background = Background()
         self._failure: Exception | None = None

@@ -17,7 +17,6 @@ from conquiet.topics.format import envelope
 from conquiet.topics.format.partitioner import Partitioner, checked
 from conquiet.topics.options import BrokerOptions
 from conquiet.topics.produce.batching import Batch, Destination, Run, named_partitioner
-from conquiet.topics.produce.trimming import Trimming
 from conquiet.topics.server import growth, retention, writes
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic, TopicLike
@@ -48,7 +47,7 @@ class Producer:
         self._own = None if own is None else cast("Partitioner", partial(checked, own))
         self._named: dict[str, Partitioner] = {}
         self._window = writes.Window(round(options.dedup_window * 1000), options.dedup_size)
-        self._trimming = Trimming(instance, _TRIM_EVERY, _PARTITIONS)
+        self._trimming = retention.Trimming(instance, _TRIM_EVERY, _PARTITIONS)
         self._metrics = Recent[str, ProducerMetrics](_TOPICS)
         self._plain = Recent[str, Batch](_TOPICS)
         self._destinations = Recent[tuple[str, int], Destination](_PARTITIONS)
@@ -82,11 +81,7 @@ class Producer:
         return run.destination, replies[0].decode()
 
     async def send_batch(self, topic: TopicLike, messages: Iterable[Outgoing]) -> list[EntryId]:
-        """Append messages, those of one partition in order; one round trip for each few hundred of a partition.
-
-        All are checked before the first is sent. When Redis fails on the way, the ``QueueError`` says in
-        ``entry_ids`` which were written.
-        """
+        """As :meth:`Broker.send_batch`."""
         messages = _checked(messages)
         found = await self._find(topic)
         runs = self._runs(found, messages)

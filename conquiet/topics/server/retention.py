@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from dataclasses import dataclass
 from typing import Final
 
+from conquiet.errors import QueueError
+from conquiet.kit.recent import Recent
 from conquiet.topics.options import Retention
 from conquiet.topics.server.group import look_at
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call, Script
 
-__all__ = ["Trimmed", "make_room", "trim"]
+__all__ = ["Trimmed", "Trimming", "make_room", "trim"]
+
+_log = logging.getLogger("conquiet.topics")
 
 _RUN: Final = 1000
 """How many entries a script looks at before others get their turn."""
@@ -66,6 +72,36 @@ async def make_room(instance: Instance, topic: Topic, partition: int, count: int
     if kept.group_expiry is None or kept.max_len is None:
         return False
     return (await trim(instance, topic, partition, room=count)).removed > 0
+
+
+class Trimming:
+    """Trims each partition after ``every`` messages to it, as far as it counts ``partitions``.
+
+    For producers to topics without consumers: else the owners of partitions trim.
+
+    A count that may get lost begins anywhere, so that many writers together trim as often as one: where there are more
+    partitions than are counted, or with ``chance``, which is for writers of a few messages each.
+    """
+
+    def __init__(self, instance: Instance, every: int, partitions: int, chance: random.Random | None = None) -> None:
+        self._instance = instance
+        self._every = every
+        self._chance = chance
+        self._sent = Recent[tuple[str, int], int](partitions)
+
+    async def wrote(self, topic: Topic, partition: int, count: int) -> None:
+        """Count messages that were appended, and trim if it is time. A failure to trim is logged, not raised."""
+        at = (topic.name, partition)
+        before = self._sent.get(at)
+        if before is None:
+            is_anywhere = self._chance is not None or self._sent.is_full
+            before = self._sent.keep(at, (self._chance or random).randrange(self._every) if is_anywhere else 0)
+        self._sent[at] = (before + count) % self._every
+        if before + count >= self._every:
+            try:
+                await trim(self._instance, topic, partition)
+            except QueueError as error:  # the messages are written all the same
+                _log.warning("topic %r, partition %d: could not trim: %s", topic.name, partition, error)
 
 
 def _call(instance: Instance, stream: str, kept: Retention, groups: list[bytes], room: int) -> Call:

@@ -19,6 +19,7 @@ from conquiet.jobs.stores._gathering import Gathering, added
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
 from conquiet.jobs.stores.postgres.records import NUMBER, WIDTH, job_of
 from conquiet.kit import rules
+from conquiet.kit.chunks import by_number
 from conquiet.kit.clock import Clock
 from conquiet.kit.opened import Opened
 from conquiet.kit.options import takes
@@ -202,8 +203,7 @@ class PostgresStore(SharesHeartbeats, Opened):
     async def find(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
         """The jobs of these IDs."""
         different, found = list(dict.fromkeys(ids)), dict[str, Job]()
-        for start in range(0, len(different), _MOST_FOUND):
-            some = different[start : start + _MOST_FOUND]
+        for some in by_number(different, _MOST_FOUND):
             [rows] = await self._run("finding jobs", queue, ("find", (queue, Texts(some), len(some))))
             found.update((row[0], job_of(queue, row)) for row in rows)
         return [found.get(id) for id in ids]
