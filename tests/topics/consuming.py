@@ -78,9 +78,7 @@ async def vanish(consumer: Subscription | Messages) -> None:
 
     consumer._end()
     await consumer._membership.stop()
-    hands = consumer._worker.desk.hands
-    assert hands is not None
-    await hands.aclose()
+    await consumer._hands.aclose()
     await consumer._worker.aclose()
     await consumer._membership.aclose()
     with consumer._open.pop_all():
