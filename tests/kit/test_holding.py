@@ -121,6 +121,21 @@ async def test_the_refusal_counts_before_the_owner_hears_of_it(rig: Rig) -> None
     assert not rig.holder.has(lease)
 
 
+async def test_what_others_have_is_lost_though_the_rest_could_not_be_renewed(rig: Rig) -> None:
+    lease, other = Held("a"), Held("b")
+    rig.holder.add([lease, other], 0.0)
+
+    async def partly(held: list[Held]) -> list[Held]:
+        rig.holder.refused([lease])
+        raise QueueError("one of two servers is away")
+
+    rig.holder._renew = partly
+    with pytest.raises(QueueError):
+        await rig.holder.beat()
+    await eventually(lambda: rig.lost == [(lease, TAKEN)], "it is told")
+    assert rig.holder.leases == [other]
+
+
 async def test_what_was_given_anew_meanwhile_is_not_lost(rig: Rig) -> None:
     old, new = Held("a", 1), Held("a", 2)
     rig.holder.add([old], 0.0)

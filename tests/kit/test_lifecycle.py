@@ -273,6 +273,20 @@ async def test_what_closing_raises_is_raised_after_all_is_done() -> None:
     assert work.steps[-1] == "closed"
 
 
+async def test_something_is_done_on_its_loop_from_wherever_that_is_asked() -> None:
+    mine, done = life(), list[asyncio.AbstractEventLoop | None]()
+
+    def note() -> None:
+        done.append(asyncio.get_running_loop())
+
+    mine.do(note)
+    assert len(done) == 1, "it does not live: here and now"
+    with mine.lived():
+        await asyncio.to_thread(mine.do, note)
+        await eventually(lambda: len(done) == 2, "it is done")
+    assert done == [asyncio.get_running_loop()] * 2
+
+
 async def test_the_moments_of_a_life_are_told() -> None:
     moments, work, mine = list[tuple[str, str]](), Work(), life()
     work.may_drain.set()

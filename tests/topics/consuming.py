@@ -95,9 +95,7 @@ async def vanish(consumer: Subscription | Messages) -> None:
 
     consumer._end()
     await consumer._membership.stop()
-    hands = consumer._worker._hands
-    assert hands is not None
-    await hands.aclose()
+    await consumer._hands.aclose()
     await consumer._worker.aclose()
     await consumer._membership.aclose()
     with consumer._open.pop_all():

@@ -130,5 +130,30 @@ async def test_without_order_a_message_that_waits_for_its_retry_holds_nothing_ba
         await eventually(lambda: seen.payloads.count("good") == 2, "the others are handled", 2.5)
 
 
+@pytest.mark.parametrize("order", ["block_key", "block_partition"])
+async def test_with_order_a_message_that_waits_for_its_retry_holds_back_what_follows_in_new_partitions(
+    broker: Broker, clock: ManualClock, order: str
+) -> None:
+    async def handle(message: Message) -> None:
+        if message.payload == "first" and message.retry_count == 0:
+            raise ValueError("later")
+
+    await broker.create_topic("orders", partitions=1)
+    hour = Backoff(base=3600.0, cap=3600.0, kind="fixed")
+    seen = Recorder(handle)
+    options = impatient(backoff=hour, order=order, lease_ttl=100_000.0)
+    async with broker.subscribe("orders", group="g", handler=seen, options=options):
+        await broker.send("orders", "first", key="k")
+        await eventually(lambda: _is_parked(broker), "it waits for its retry")
+        await hurried(clock, broker.admin.grow("orders", 2))
+        await broker.send("orders", "second", key="k", partition=1)
+        for _ in range(3):
+            await _looked_again(broker, clock)
+        assert seen.payloads == ["first"]
+        clock.advance(3600)
+        await seen.saw(3)
+    assert seen.payloads == ["first", "first", "second"]
+
+
 async def _is_parked(broker: Broker) -> bool:
     return (await broker.admin.describe_group("orders", "g")).partitions[0].retry_depth == 1

@@ -10,8 +10,9 @@ import pytest
 from conquiet import Broker, Delivery, Message, Messages
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
+from tests.rigs.asking import ask
 from tests.rigs.waiting import LONG, eventually
-from tests.topics.consuming import Recorder, hands_over, impatient
+from tests.topics.consuming import Recorder, finished, hands_over, impatient
 
 pytestmark = pytest.mark.any_server
 
@@ -32,8 +33,12 @@ async def pull(messages: Messages) -> Delivery:
     return found
 
 
-async def test_a_partition_goes_on_when_nobody_wants_it_any_more(broker: Broker) -> None:
+async def test_a_partition_goes_on_when_nobody_wants_it_any_more(broker: Broker, url: str, keys: Keys) -> None:
     gate = asyncio.Event()
+
+    async def epochs() -> list[str]:
+        leases = [keys.lease(keys.partition("orders", partition), "g") for partition in range(2)]
+        return [await ask(url, "HGET", lease, "epoch") for lease in leases]
 
     async def handle(message: Message) -> None:
         if message.payload == "long":
@@ -45,6 +50,7 @@ async def test_a_partition_goes_on_when_nobody_wants_it_any_more(broker: Broker)
             for partition in range(2):
                 await broker.send("orders", "long", key="k", partition=partition)
             await seen.saw(2)
+            before = await epochs()
             async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()):
                 await eventually(lambda: hands_over(owner), "a hand-over that waits for its handler")
             for partition in range(2):
@@ -52,6 +58,8 @@ async def test_a_partition_goes_on_when_nobody_wants_it_any_more(broker: Broker)
             await eventually(lambda: seen.payloads.count("short") == 2, "both partitions go on", NEVER)
         finally:
             gate.set()
+        await finished(broker, "orders", "g")
+        assert (owner.owned, await epochs()) == ({"orders": (0, 1)}, before)
 
 
 async def test_a_pulled_message_that_was_forgotten_holds_its_partition_for_a_limited_time(

@@ -123,6 +123,19 @@ async def test_leases_are_renewed_though_no_sign_of_life_gets_through(
         await eventually(lambda: proxy.count(of(RENEW)) >= 2, "both are renewed")
 
 
+async def test_what_is_lost_is_noticed_though_another_lease_cannot_be_renewed(
+    broker: Broker, proxy: Proxy, url: str, keys: Keys, clock: ManualClock
+) -> None:
+    options = impatient(lease_ttl=TTL, poll_timeout=60.0)
+    async with broker.subscribe("orders", group="g", handler=Recorder(), options=options) as owner:
+        first, second = (keys.lease(keys.partition("orders", partition), "g") for partition in range(2))
+        proxy.refuse(second.encode(), b"-LOADING not now\r\n", times=1_000_000)
+        await ask(url, "HSET", first, "owner", "other#1", "until_ms", 10**14)
+        clock.advance(TTL * 0.34)
+        await eventually(lambda: owner.owned == {"orders": (1,)}, "it has noticed")
+        proxy.forgive()
+
+
 async def test_a_renewal_that_meets_a_hand_over_counts_as_no_refusal(
     broker: Broker, proxy: Proxy, url: str, keys: Keys, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

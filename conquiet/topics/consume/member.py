@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from conquiet.errors import ConfigError, QueueError, UnknownTopicError
 from conquiet.kit.holding import TAKEN
 from conquiet.kit.service import to_its_end
 from conquiet.metrics import GroupMetrics
 from conquiet.topics.consume.assignment import Seat, assign
+from conquiet.topics.consume.engine import Engine
 from conquiet.topics.consume.growth_limits import HOLD, GrowthLimits
 from conquiet.topics.consume.partition_leases import Acquired, PartitionLeases
 from conquiet.topics.server import growth
@@ -20,7 +21,7 @@ from conquiet.topics.server.group import found_group
 from conquiet.topics.server.members import Identity, Members
 from conquiet.topics.server.topics import Topic, TopicLike
 
-__all__ = ["Crew", "Member"]
+__all__ = ["Member"]
 
 _log = logging.getLogger("conquiet.topics")
 
@@ -29,25 +30,6 @@ _SOON: Final = 0.25
 _AT_LIMIT: Final = 0.5
 """Seconds after which it looks again whether it may read on after a growth."""
 _LEAST: Final = 0.05
-
-
-class Crew(Protocol):
-    """Works on the partitions that a member owns."""
-
-    def add(self, acquired: Acquired) -> None:
-        """Begin with a partition."""
-
-    async def drain(self, stream: str) -> None:
-        """Finish what is being handled of a partition and begin nothing more; its lease may still be lost."""
-
-    def keep(self, stream: str) -> None:
-        """Go on with a partition as before: its drain, which was begun, is called off."""
-
-    def limit(self, stream: str, id: str | None) -> None:
-        """Take new entries of a partition up to ``id`` only, or all."""
-
-    def drop(self, stream: str) -> None:
-        """Forget a partition whose lease is lost or released."""
 
 
 class Member:
@@ -64,7 +46,7 @@ class Member:
         topic: TopicLike,
         calls: Members,
         leases: PartitionLeases,
-        crew: Crew,
+        crew: Engine,
         metrics: GroupMetrics,
         start: Callable[[Any, str], asyncio.Task[None]],
         changed: asyncio.Event,
@@ -85,17 +67,12 @@ class Member:
         self._known: set[int] = set()
         """The partitions on which the group is known to have been."""
         self._generation = b""
-        self._since = 0
-        """The server's time at which it joined, in milliseconds."""
+        self.since = 0
+        """The server's time at which it joined, in milliseconds; 0 until it has."""
         self._look_at = 0.0
         self._is_established = self._is_over = self._is_told = False
         self.is_idle = False
         """Whether it has joined, and is not rebalancing."""
-
-    @property
-    def has_joined(self) -> bool:
-        """Whether it has heard that it is a member."""
-        return self._since > 0
 
     @property
     def has_topic(self) -> bool:
@@ -127,7 +104,7 @@ class Member:
         if topic.legacy and self._options.retry.mode == "requeue":
             raise ConfigError("a legacy stream cannot carry requeued messages: retry there with mode='park'")
         await self._ensure_group(topic)
-        self._since = (await self._calls.renew(topic.name)).now
+        self.since = (await self._calls.renew(topic.name)).now
         await self.rebalance()
         self.is_idle = True
 
@@ -241,7 +218,7 @@ class Member:
         return topic
 
     async def _acquire(self, topic: Topic, indexes: Sequence[int]) -> None:
-        taken = await self._leases.acquire(topic, indexes, self._known, self._since, self._limits)
+        taken = await self._leases.acquire(topic, indexes, self._known, self.since, self._limits)
         if self._is_over:  # the answer came so late that it was not waited for
             await self.release(taken)
             return

@@ -11,7 +11,8 @@ from conquiet.errors import GroupLostError, QueueError
 from conquiet.kit.retrying import Lines, Retrying
 from conquiet.kit.service import Background
 from conquiet.metrics import GroupMetrics
-from conquiet.topics.consume.member import Crew, Member
+from conquiet.topics.consume.engine import Engine
+from conquiet.topics.consume.member import Member
 from conquiet.topics.consume.partition_leases import Acquired, PartitionLeases
 from conquiet.topics.server.members import Identity, Members
 from conquiet.topics.server.topics import TopicLike
@@ -35,7 +36,11 @@ class Membership:
     """
 
     def __init__(
-        self, who: Identity, crew: Crew, metrics_of: Callable[[str], GroupMetrics], failed: Callable[[Exception], None]
+        self,
+        who: Identity,
+        crew: Engine,
+        metrics_of: Callable[[str], GroupMetrics],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._who = who
         self._crew = crew
@@ -140,4 +145,4 @@ class Membership:
         self.members[lost.topic.name].lost(lost, reason)
 
     def _beats(self) -> list[tuple[str, Call]]:
-        return [self._calls.beat(name) for name, member in list(self.members.items()) if member.has_joined]
+        return [self._calls.beat(name) for name, member in list(self.members.items()) if member.since]
