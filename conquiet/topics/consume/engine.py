@@ -264,9 +264,10 @@ class Engine:
         is_another = await node.is_another(mine)
         self._distrust(owned for owned in mine if is_another or owned.partition.is_doubtful)
         was_deaf = node.news.failures
-        for stream in node.hear(self._site.clock.monotonic(), self._options.poll_timeout, self._asked_at):
+        heard = node.hear(self._site.clock.monotonic(), self._options.poll_timeout, self._asked_at)
+        for stream, first in heard.items():
             if (owned := self.partitions.get(stream)) is not None:
-                owned.partition.news()
+                owned.partition.news(first)
         if node.news.failures > was_deaf:
             self._distrust(mine)
             await self._move(mine)

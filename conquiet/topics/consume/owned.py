@@ -73,7 +73,9 @@ class Owned:
                 ids = [delivery.id for delivery in step.acks]
                 if not step.asked:
                     return scripts.acknowledge(step.id, ids)
-                return scripts.take(step.fresh, step.due, step.id, partition.limit, ids)
+                return scripts.take(
+                    step.fresh, step.due, step.id, partition.limit, ids, step.known[0].decode() if step.known else ""
+                )
             case "page":
                 return scripts.page(step.id, step.size, *partition.crashed)
             case "park":

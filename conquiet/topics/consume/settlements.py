@@ -48,12 +48,15 @@ class Settlements:
         self.leaving.update([delivery.id for delivery in deliveries])
         self.acks += deliveries
 
-    def acknowledging(self, last_id: str, fresh: int = 0, due: int = 0) -> Iterator[Step]:
+    def acknowledging(
+        self, last_id: str, fresh: int = 0, due: int = 0, known: server.Row | None = None
+    ) -> Iterator[Step]:
         """The step that acknowledges, and takes more along with that; none if there is nothing to do."""
         acks = self.acks
         if acks or fresh or due:
             self.acks = acks[server.MOST_ACKED :]
-            yield Step("take", acks[: server.MOST_ACKED] if self.acks else acks, (), fresh, due, id=last_id)
+            some = acks[: server.MOST_ACKED] if self.acks else acks
+            yield Step("take", some, (), fresh, due, id=last_id, known=known)
 
     def writing(self) -> Iterator[Step]:
         """The steps that write all failures, none so large that it holds the server up."""
