@@ -29,6 +29,7 @@ _T_contra = TypeVar("_T_contra", contravariant=True)
 _log = logging.getLogger("conquiet.kit")
 _GRACE: Final = 1.0
 """Seconds that a handler has to end after it was cancelled."""
+_A_TURN: Final = object()
 _AT_A_STRETCH: Final = 100
 """How many items a handler that never waits handles before others get a turn on the loop."""
 
@@ -115,6 +116,7 @@ class Runners(Generic[_T]):
         self._ready: deque[_T] = deque()
         self._runs: dict[Hashable, Run[_T]] = {}
         self._in_threads: dict[asyncio.Future[Any], _T] = {}
+        self._call: _Call[_T]
         self._tasks = 0
         self._is_due = self._closing = False
         self._background = Background()
@@ -228,10 +230,12 @@ class Runners(Generic[_T]):
             asyncio.get_running_loop().call_soon(self._start_more)
 
     def _start_more(self) -> None:
-        # By now the first task has had its turn: what is still ready waits because the handler does.
+        # By now the first task has had its turn: what is still ready waits because the handler does, or because the
+        # task lets others have theirs.
         self._is_due = False
-        for _ in range(min(len(self._ready), self._limit - self._tasks)):
-            self._start()
+        if len(self._runs) >= self._tasks:
+            for _ in range(min(len(self._ready), self._limit - self._tasks)):
+                self._start()
 
     def _start(self) -> None:
         self._tasks += 1
@@ -246,29 +250,44 @@ class Runners(Generic[_T]):
                 if not self._is_held(item):
                     self.freed.set()
                     continue
-                await self._run(item, task)
+                if self._threads is not None:
+                    await self._run(item, task, time.perf_counter())
+                elif not self._ran(item, task, started := time.perf_counter()):
+                    await self._run(item, task, started)
                 turns += 1
                 if turns % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
+                    self._wake()  # if the next call waits, the others need not wait for it
         finally:
             self._tasks -= 1
             self._wake()
 
-    async def _run(self, item: _T, task: asyncio.Task[Any]) -> None:
-        run = Run(item, task, time.perf_counter())
+    def _ran(self, item: _T, task: asyncio.Task[Any], started: float) -> bool:
+        """Begin a call; whether it was over at once, as most are that fail at nothing. Else it goes on."""
+        self._call = call = _Call(self._handler, item)
+        if call.waits is not None or call.error is not None or task.cancelling():
+            return False
+        try:
+            self._finished(item, call.result, None, time.perf_counter() - started)
+        except Exception as mistake:
+            self._misjudged(item, mistake, started)
+        self.freed.set()
+        return True
+
+    async def _run(self, item: _T, task: asyncio.Task[Any], started: float) -> None:
+        run = Run(item, task, started)
         key = self._key(item)
         self._runs[key] = run
         if self._timeout is not None:
             run.timer = asyncio.get_running_loop().call_later(self._timeout, self._overtime, run)
         try:
             if self._threads is None:
-                result, error = await _outcome(self._handler, item)
+                result, error = await self._call.outcome()
             else:
                 result, error = await self._in_thread(run, self._threads)
-            if error is not None or run.task.cancelling():
-                self._end_cancellation(run, error)
-                if self._to_its_end and not run.is_over:
-                    await self._thread_ended(run)
+            self._end_cancellation(run, error)
+            if self._to_its_end and run.thread is not None and not run.is_over:
+                await self._thread_ended(run)
             self._report(run, result, run.verdict or error)
             if isinstance(error, KeyboardInterrupt):
                 raise error  # it is an outcome, and the user's wish to end the program
@@ -306,13 +325,16 @@ class Runners(Generic[_T]):
                 self._left_thread(run.thread)
                 self._withdrawn(run.item)
                 return
-            seconds = time.perf_counter() - run.started
             try:
-                self._finished(run.item, result, error, seconds)
-            except Exception as mistake:  # whatever it is, the item must not be held for ever
-                _log.exception("the outcome of %s %r could not be judged", self._name, self._key(run.item))
-                judging = RuntimeError(f"{type(mistake).__name__} in judging the outcome")
-                self._finished(run.item, None, judging, seconds)
+                self._finished(run.item, result, error, time.perf_counter() - run.started)
+            except Exception as mistake:
+                self._misjudged(run.item, mistake, run.started)
+
+    def _misjudged(self, item: _T, mistake: Exception, started: float) -> None:
+        """Whatever went wrong with an outcome: the item must not be held for ever."""
+        _log.error("the outcome of %s %r could not be judged", self._name, self._key(item), exc_info=mistake)
+        judging = RuntimeError(f"{type(mistake).__name__} in judging the outcome")
+        self._finished(item, None, judging, time.perf_counter() - started)
 
     # --- ends that are not the handler's ----------------------------------------------------------------------
 
@@ -364,31 +386,56 @@ class Runners(Generic[_T]):
             raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
-@coroutine
-def _outcome(function: Callable[[_T], Any], item: _T) -> Generator[Any, Any, tuple[Any, BaseException | None]]:
-    """What an async function returns or raises, in a context of its own; no task is made for that."""
-    try:
-        given: Any = function(item)
-    except BaseException as error:
-        return None, error
-    called = cast("Coroutine[Any, Any, Any]", given if type(given) is CoroutineType else _awaited(given))
-    context = copy_context()
-    step: Callable[[Any], Any] = called.send
-    sent: Any = None
-    while True:
+class _Call(Generic[_T]):
+    """A call of an async function, which has come to its end or to its first wait, in a context of its own.
+
+    No task is made for that.
+    """
+
+    __slots__ = ("_called", "_context", "error", "result", "waits")
+
+    def __init__(self, function: Callable[[_T], Any], item: _T) -> None:
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self.waits: Any = None
+        """What it waits for; ``None`` if it is over, and if it only lets others have their turn."""
         try:
-            waits = context.run(step, sent)
-        except StopIteration as done:
-            return done.value, None
+            given: Any = function(item)
         except BaseException as error:
-            return None, error
+            self.error = error
+            return
+        self._called = cast("Coroutine[Any, Any, Any]", given if type(given) is CoroutineType else _awaited(given))
+        self._context = copy_context()
         try:
-            sent, step = (yield waits), called.send
-        except GeneratorExit:  # thrown in from outside: the loop is gone, and no outcome can be heard
-            context.run(called.close)
-            raise
-        except BaseException as thrown:
-            sent, step = thrown, called.throw
+            self.waits = self._context.run(self._called.send, None) or _A_TURN
+        except StopIteration as done:
+            self.result = done.value
+        except BaseException as error:
+            self.error = error
+
+    @coroutine
+    def outcome(self) -> Generator[Any, Any, tuple[Any, BaseException | None]]:
+        """What it returns or raises in the end."""
+        waits = self.waits
+        if waits is None:
+            return self.result, self.error
+        called, context = self._called, self._context
+        while True:
+            step: Callable[[Any], Any] = called.send
+            sent: Any = None
+            try:
+                sent = yield None if waits is _A_TURN else waits
+            except GeneratorExit:  # thrown in from outside: the loop is gone, and no outcome can be heard
+                context.run(called.close)
+                raise
+            except BaseException as thrown:
+                sent, step = thrown, called.throw
+            try:
+                waits = context.run(step, sent)
+            except StopIteration as done:
+                return done.value, None
+            except BaseException as error:
+                return None, error
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

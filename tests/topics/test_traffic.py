@@ -85,7 +85,6 @@ async def test_a_group_that_looks_at_itself_sends_no_command_for_each_member_and
         await stays_below(3 * partitions + 12 * members, sent, "commands")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the wait for news brings it, and so does the take")
 async def test_a_large_message_is_sent_once(broker: Broker, proxy: Scales, url: str) -> None:
     count, size = 4, 200_000
     await broker.create_topic("orders")

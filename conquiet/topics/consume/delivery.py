@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from conquiet.errors import MalformedMessageError, Reject, Retry
 from conquiet.message import Message
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from conquiet.topics.consume.owned import Owned
 
 __all__ = ["Deliveries", "Delivery"]
-
-_ONLY: Final = b"onlyGroup"
 
 
 class Delivery(Message):
@@ -83,7 +81,7 @@ class Deliveries:
         delivery.crashes = 0
         delivery.fate = delivery.confirmed = delivery.begun = None
         delivery.settled = False
-        if _ONLY in fields and envelope.only_group(fields) not in (None, self._only):
+        if not envelope.is_plain(fields) and envelope.only_group(fields) not in (None, self._only):
             envelope.fill_blank(delivery, id, fields)
             delivery.fate = DONE
             return delivery

@@ -208,7 +208,9 @@ class Engine:
     def finished(self, delivery: Delivery, result: Any, error: BaseException | None, seconds: float) -> None:
         """A delivery was handled, or failed with ``error``."""
         owned = delivery.owner
-        self._went_on(owned, owned.finished(delivery, error, seconds))
+        is_first = owned.finished(delivery, error, seconds)
+        if is_first or owned.hand.has_ready:
+            self._went_on(owned, is_first)
 
     def finished_all(self, deliveries: Sequence[Delivery], seconds: float) -> None:
         """Deliveries of one partition were handled, each in so many seconds."""
@@ -217,7 +219,7 @@ class Engine:
 
     def _went_on(self, owned: Owned, is_news: bool) -> None:
         if owned.hand.has_ready and self._hands is not None:
-            self._hands.begin(owned.hand.ready())
+            self._hands.begin(owned, owned.hand.ready())
         if is_news and owned.node is not None:
             owned.node.event.set()
 
@@ -268,9 +270,10 @@ class Engine:
         is_another = await node.is_another(mine)
         self._distrust(owned for owned in mine if is_another or owned.partition.is_doubtful)
         was_deaf = node.news.failures
-        for stream in node.hear(self._instance.clock.monotonic(), self._options.poll_timeout, self._asked_at):
+        heard = node.hear(self._instance.clock.monotonic(), self._options.poll_timeout, self._asked_at)
+        for stream, first in heard.items():
             if (owned := self.partitions.get(stream)) is not None:
-                owned.partition.news()
+                owned.partition.news(first)
         if node.news.failures > was_deaf:
             self._distrust(mine)
             await self._move(mine)
@@ -315,7 +318,8 @@ class Engine:
     def _plan(self, node: Node, mine: Sequence[Owned], free: int) -> _Plan:
         """What all partitions of a node want; what they wait for, if they want nothing, is noted at the node."""
         now = self._instance.clock.monotonic()
-        if not node.news.is_waiting and any(owned.partition.is_hot for owned in mine):
+        parts = [owned.partition for owned in mine]
+        if not node.news.is_waiting and any(part.is_hot and part.is_hungry(now) for part in parts):
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
@@ -407,4 +411,4 @@ class Engine:
         assert self._hands is not None
         for owned in some:
             if owned.hand.has_ready:
-                self._hands.begin(owned.hand.ready())
+                self._hands.begin(owned, owned.hand.ready())

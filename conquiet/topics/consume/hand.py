@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.isolation import Isolation
 from conquiet.topics.consume.key_order import KeyOrder, Parked
-from conquiet.topics.consume.outcomes import DONE, Bury, Outcome, Park
+from conquiet.topics.consume.outcomes import Bury, Outcome, Park
 from conquiet.topics.consume.requests import Failed
 from conquiet.topics.consume.settlements import Settlements
 from conquiet.topics.options import SubscribeOptions
@@ -23,7 +23,7 @@ class Hand:
     """Deliveries from being taken to being settled. Of parked ones only the ID is kept.
 
     Those that may be handled come out of :meth:`ready`, once each; :meth:`begin` says whether one may be begun now,
-    and :meth:`finished` hears what became of it.
+    and :meth:`handled` or :meth:`failed` hears what became of it.
     """
 
     def __init__(self, options: SubscribeOptions, lease: Lease) -> None:
@@ -120,13 +120,24 @@ class Hand:
 
     def begin(self, delivery: Delivery, now: float) -> bool:
         """Whether a delivery that was ready may begin: only while no other consumer can own the partition."""
-        if self._held.get(delivery.id) is not delivery or self._lease.lost:
+        lease = self._lease
+        if self._held.get(delivery.id) is not delivery or lease.lost:
             return False
-        if not self._lease.is_safe(now):
+        if now >= lease.deadline:
             self._stalled.append(delivery)
             return False
         delivery.begun = now
         return True
+
+    def begin_all(self, deliveries: Sequence[Delivery], now: float) -> list[Delivery]:
+        """Those of many that may begin."""
+        if not self._lease.is_safe(now):
+            return [delivery for delivery in deliveries if self.begin(delivery, now)]
+        held = self._held
+        some = [delivery for delivery in deliveries if held.get(delivery.id) is delivery]
+        for delivery in some:
+            delivery.begun = now
+        return some
 
     def revive(self, now: float) -> None:
         """Make ready again what was held up by a lease that could not be renewed, if it was."""
@@ -134,23 +145,38 @@ class Hand:
             self._ready += self._stalled
             self._stalled, self.has_ready = [], True
 
-    def finished(self, delivery: Delivery, outcome: Outcome) -> bool:
-        """A delivery was handled, with this outcome; whether that is the first that waits to be written."""
+    def handled(self, delivery: Delivery) -> bool:
+        """A delivery was handled; whether that is the first that waits to be written."""
+        delivery.settled = True
+        is_first = self.settlements.acknowledge(delivery)
+        if self._held.pop(delivery.id, None) is not None:
+            following = self.order.release(delivery.key)
+            if following is not None:
+                self._make_ready([following])
+        if self.isolation.has_one:
+            self.isolation.finished(delivery)
+        return is_first
+
+    def failed(self, delivery: Delivery, outcome: Outcome) -> bool:
+        """As :meth:`handled`, with this outcome of a failure."""
         delivery.settled = True
         is_first = not self.settlements
         self.settlements.add(delivery, outcome)
-        if outcome is DONE or not self.order.blocks:  # else it holds others up until its failure is written
+        if not self.order.blocks:  # else it holds others up until its failure is written
             self.let_go(delivery, outcome)
         self.isolation.finished(delivery)
         return is_first
 
-    def finished_all(self, deliveries: Sequence[Delivery]) -> bool:
-        """As :meth:`finished`, for many without keys that were handled."""
+    def handled_all(self, deliveries: Sequence[Delivery]) -> bool:
+        """As :meth:`handled`, for many without keys that were handled."""
         is_first = not self.settlements
+        held = self._held
         for delivery in deliveries:
             delivery.settled = True
-            self._held.pop(delivery.id, None)
-            self.isolation.finished(delivery)
+            held.pop(delivery.id, None)
+        if self.isolation.has_one:
+            for delivery in deliveries:
+                self.isolation.finished(delivery)
         self.settlements.add_all(deliveries)
         return is_first
 

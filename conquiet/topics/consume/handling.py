@@ -95,9 +95,9 @@ class Handling:
         """The partitions of which a handler runs in a thread, which nothing can end."""
         return {item.owner for item in self._runners.in_threads}
 
-    def begin(self, deliveries: Iterable[Delivery]) -> None:
-        """Handle these as soon as possible."""
-        self._runners.begin(deliveries if self._batches is None else self._batches.add(deliveries))
+    def begin(self, owner: Owned, deliveries: Iterable[Delivery]) -> None:
+        """Handle these of one partition as soon as possible."""
+        self._runners.begin(deliveries if self._batches is None else self._batches.add(owner, deliveries))
 
     def wake(self) -> None:
         """Look again: it may have been opened."""
@@ -115,10 +115,10 @@ class Handling:
     def _begins(self, batch: _Batch) -> bool:
         """Whether anything of a batch may begin; what came meanwhile goes along."""
         assert self._batches is not None
-        now, begin = self._clock.monotonic(), batch.owner.hand.begin
-        batch.deliveries = [delivery for delivery in self._batches.fill(batch.owner) if begin(delivery, now)]
+        now, owner = self._clock.monotonic(), batch.owner
+        batch.deliveries = owner.hand.begin_all(self._batches.fill(owner), now)
         if not batch.deliveries:
-            self._runners.begin(self._batches.free(batch.owner))
+            self._runners.begin(self._batches.free(owner))
         return bool(batch.deliveries)
 
     def _finished(self, batch: _Batch, result: Any, error: BaseException | None, seconds: float) -> None:
@@ -149,11 +149,10 @@ class _Batches:
         self._ready: dict[Owned, deque[Delivery]] = {}
         self._busy: set[Owned] = set()
 
-    def add(self, deliveries: Iterable[Delivery]) -> list[_Batch]:
+    def add(self, owner: Owned, deliveries: Iterable[Delivery]) -> list[_Batch]:
         """The batches that may begin now."""
-        for delivery in deliveries:
-            self._ready.setdefault(delivery.owner, deque()).append(delivery)
-        return [batch for owner in list(self._ready) for batch in self._next(owner)]
+        self._ready.setdefault(owner, deque()).extend(deliveries)
+        return self._next(owner)
 
     def free(self, owner: Owned) -> list[_Batch]:
         """A batch of a partition is over: the next, if there is one."""
@@ -214,7 +213,7 @@ class Pulling:
         """Nothing runs here."""
         return set()
 
-    def begin(self, deliveries: Iterable[Delivery]) -> None:
+    def begin(self, owner: Owned, deliveries: Iterable[Delivery]) -> None:
         """Keep these until they are asked for."""
         self._ready.extend(deliveries)
         self._news.set()

@@ -11,6 +11,7 @@ from conquiet.kit.policy import Backoff
 from conquiet.kit.retrying import Lines
 from conquiet.kit.service import Background
 from conquiet.topics.server.instance import Instance
+from conquiet.topics.server.partition import Row
 from conquiet.wire import streams
 from conquiet.wire.interrupt import Interrupt
 
@@ -34,7 +35,7 @@ class News:
         self._lines = lines
         self._wake = wake
         self._background = Background()
-        self._task: asyncio.Task[list[str]] | None = None
+        self._task: asyncio.Task[dict[str, Row]] | None = None
         self._asked: Mapping[str, str] = {}
         self._interrupt = Interrupt()
         self._listen_at = 0.0
@@ -68,11 +69,10 @@ class News:
         self._task = self._background.start(self._listen(heard, seconds), "news")
         self._task.add_done_callback(lambda _: self._wake())
 
-    def heard(self) -> tuple[list[str], list[str]] | None:
-        """If the read has ended: the streams that may have news, and those of which it told nothing.
+    def heard(self) -> dict[str, Row | None] | None:
+        """If the read has ended: the streams that it was about, each with its first new entry if it has one.
 
-        ``None`` while it goes on, and if it was interrupted. If it failed, all of them may have news: asked one by one,
-        each tells whether it was the one.
+        ``None`` while it goes on, and if it was interrupted.
         """
         task = self._task
         if task is None or not task.done():
@@ -85,17 +85,17 @@ class News:
             self._listen_at = self.heard_at + _AFTER_ERROR.delay(self.failures)
             self.failures = min(self.failures + 1, _MOST_FAILURES)
             self._lines.warn("cannot wait for news, asking from time to time", error, is_new=self.failures == 1)
-            return list(self._asked), []
+            return dict.fromkeys(self._asked)
         self.failures = 0
         if self._interrupt.requested and not found:
             return None
-        return found, [stream for stream in self._asked if stream not in found]
+        return {stream: found.get(stream) for stream in self._asked}
 
     async def aclose(self) -> None:
         """Wait no more."""
         await self._background.aclose()
 
-    async def _listen(self, after: Mapping[str, str], seconds: float) -> list[str]:
+    async def _listen(self, after: Mapping[str, str], seconds: float) -> dict[str, Row]:
         command = streams.xread(after, block_ms=max(round(seconds * 1000), 1))
         reply = await self._instance.link.wait(next(iter(after)), command, seconds, self._interrupt)
-        return streams.streams_of(reply)
+        return {stream.decode(): rows[0] for stream, rows in reply or ()}

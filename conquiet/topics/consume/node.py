@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from conquiet.kit.retrying import Lines, Retrying
@@ -11,6 +11,7 @@ from conquiet.topics.consume.news import News
 from conquiet.topics.consume.owned import Owned
 from conquiet.topics.consume.requests import Request
 from conquiet.topics.server.instance import Instance
+from conquiet.topics.server.partition import Row
 from conquiet.wire.address import Endpoint
 
 __all__ = ["Node"]
@@ -68,22 +69,17 @@ class Node:
             self.news.listen(self._listening, first, poll_timeout)
         return max(self._until - now, 0.001)
 
-    def hear(self, now: float, poll_timeout: float, asked_at: Callable[[str], float]) -> list[str]:
-        """The streams that are to be asked for new entries.
+    def hear(self, now: float, poll_timeout: float, asked_at: Callable[[str], float]) -> Mapping[str, Row | None]:
+        """The streams that are to be asked for new entries, with the first of these where it is known.
 
-        Some without news among them, from time to time: a wait does not tell of what was replayed, delayed, or is on
-        another slot.
+        After a failure all of them: asked one by one, each tells whether it was the one. From time to time some
+        without news: a wait does not tell of what was replayed, delayed, or is on another slot.
         """
         heard = self.news.heard()
-        if heard is None:
-            return []
-        found, silent = heard
-        is_cluster = self._instance.link.address.kind == "cluster"
-        if found and not is_cluster:
+        if heard is None or self.news.failures or self._instance.link.address.kind == "cluster":
+            return heard or {}
+        found = {stream: row for stream, row in heard.items() if row is not None}
+        if found or now < self._poll_at:
             return found
-        if is_cluster:
-            return [*found, *silent]
-        if now < self._poll_at:
-            return []
         self._poll_at = now + poll_timeout
-        return sorted(silent, key=asked_at)[:_MOST_POLLS]
+        return dict.fromkeys(sorted(heard, key=asked_at)[:_MOST_POLLS])

@@ -73,7 +73,9 @@ class Owned:
                 ids = [delivery.id for delivery in step.acks]
                 if not step.asked:
                     return scripts.acknowledge(step.id, ids)
-                return scripts.take(step.fresh, step.due, step.id, partition.limit, ids)
+                return scripts.take(
+                    step.fresh, step.due, step.id, partition.limit, ids, step.known[0].decode() if step.known else ""
+                )
             case "page":
                 return scripts.page(step.id, step.size, *partition.crashed)
             case "park":
@@ -127,7 +129,7 @@ class Owned:
         partition = self.partition
         if error is None and not partition.is_lost:
             self.durations.append(seconds)
-            return self.hand.finished(delivery, DONE)
+            return self.hand.handled(delivery)
         options = self._options
         outcome: Outcome = DONE if error is None else judge(error, delivery, options.retry, options.dead_letter)
         kind = kind_of(outcome)
@@ -138,7 +140,7 @@ class Owned:
         place = (delivery.topic, delivery.partition, delivery.group, delivery.id, delivery.retry_count + 1)
         about = "topic %r, partition %d, group %r, message %s, attempt %d: %s (%s)"
         _log.warning(about, *place, kind, type(error).__name__)
-        return self.hand.finished(delivery, outcome)
+        return self.hand.failed(delivery, outcome)
 
     def finished_all(self, deliveries: Sequence[Delivery], seconds: float) -> bool:
         """As :meth:`finished`, for many that were handled together, each in so many seconds."""
@@ -147,7 +149,7 @@ class Owned:
                 self.finished(delivery, None, seconds)
             return False
         self.durations += [seconds] * len(deliveries)
-        return self.hand.finished_all(deliveries)
+        return self.hand.handled_all(deliveries)
 
     # --- its end ------------------------------------------------------------------------------------------------
 

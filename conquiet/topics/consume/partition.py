@@ -21,6 +21,8 @@ __all__ = ["Partition"]
 _AFTER_REFUSAL: Final = Backoff(base=0.05, cap=2.0)
 _MOST_REFUSALS: Final = 10
 _NOTHING: Final = Request()
+_LARGE: Final = 4096
+"""More bytes than this are not worth being sent twice."""
 
 
 class Partition:
@@ -56,6 +58,8 @@ class Partition:
         self._doubted: set[str] = set()
         """Parked deliveries that were not found on the pending list since that was begun again."""
         self._is_suspicious = self._is_paused = False
+        self._foreseen: server.Row | None = None
+        """A new entry that the wait for news has brought."""
         self.hand = Hand(options, acquired.lease)
         self._asking = 0
         self._due_at: float | None = None
@@ -129,7 +133,7 @@ class Partition:
             return ()
         if fresh:
             self.asked_at = now
-        return self.hand.settlements.acknowledging(self._last_id, fresh, due)
+        return self.hand.settlements.acknowledging(self._last_id, fresh, due, self._foreseen if fresh else None)
 
     def _marks(self, may_isolate: bool) -> Iterator[Step]:
         # Alone is what runs while nothing else of the partition does.
@@ -170,9 +174,11 @@ class Partition:
 
     # --- what is said to it -----------------------------------------------------------------------------------
 
-    def news(self) -> None:
-        """There may be new entries."""
+    def news(self, first: server.Row | None = None) -> None:
+        """There may be new entries, of which this is the first: if it is large, it need not be sent again."""
         self.is_hot = True
+        is_large = first is not None and sum(map(len, first[1])) > _LARGE
+        self._foreseen = first if is_large else None
 
     def pause(self, is_paused: bool) -> None:
         """Take nothing until that is over; what was taken goes on."""
@@ -209,7 +215,7 @@ class Partition:
     def distrust(self) -> None:
         """The server may have forgotten what it confirmed: what is pending there is looked at again, from the first."""
         self._page = "-"
-        self.is_doubtful = False
+        self.is_doubtful, self._foreseen = False, None
         self._doubted = set(self.hand.parked)
 
     def abandon(self) -> tuple[list[Delivery], list[Delivery], list[Failed]]:
@@ -254,7 +260,7 @@ class Partition:
             if step.fresh:
                 self.is_hot = answer.is_more or len(answer.fresh) >= step.fresh  # else there is no more for now
             if not is_over:
-                self._took(answer)
+                self._took(answer, step.known)
         elif isinstance(answer, server.Page):
             if not is_over:
                 self._took_over(answer, now)
@@ -278,13 +284,16 @@ class Partition:
 
     # --- what was taken ---------------------------------------------------------------------------------------
 
-    def _took(self, answer: server.Taken) -> None:
+    def _took(self, answer: server.Taken, known: server.Row | None) -> None:
         hand = self.hand
         for entry in answer.due:
             if not hand.knows(entry.id):  # else the server has forgotten that it was due before
                 hand.admit(self._deliveries.again(entry))
         fresh = answer.fresh
         if fresh:
+            if known is not None:
+                fresh = [known if row[0] == known[0] else row for row in fresh]
+                self._foreseen = None
             newest, self._last_id = self._newest, fresh[-1][0].decode()
             self._newest = max(newest, id_order(self._last_id))
             arrived = [self._deliveries.fresh(id.decode(), fields) for id, fields in fresh]

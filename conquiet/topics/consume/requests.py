@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.outcomes import Outcome
+from conquiet.topics.server.partition import Row
 
 __all__ = ["Failed", "Request", "Step"]
 
@@ -30,6 +31,8 @@ class Step:
     size: int = 0
     id: str = ""
     """Where the page begins, behind which ID new entries are taken, or the suspect."""
+    known: Row | None = None
+    """A new entry that need not be sent again."""
 
     @property
     def asked(self) -> int:

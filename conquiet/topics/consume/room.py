@@ -20,14 +20,9 @@ def shares(free: int, hungry: int, batch: int) -> list[int]:
     return [share] * asked + [0] * (hungry - asked)
 
 
-def fair(owned: Collection[Partition], hungry: Collection[Partition], limit: int) -> int:
-    """How many of ``limit`` places a partition can have whatever the others do."""
-    return max(1, limit // max(1, sum(part.load > 0 or part in hungry for part in owned)))
-
-
 def reclaimable(owned: Collection[Partition], limit: int) -> int:
-    """How many places are taken up by deliveries that wait behind keys, and could be given to other partitions."""
-    least = fair(owned, (), limit + 1)
+    """How many places are taken up by what waits behind keys, and would be given to one more partition."""
+    least = _fair(limit, 1 + sum(part.load > 0 for part in owned))
     return sum(min(part.blocked, max(part.load - least, 0)) for part in owned)
 
 
@@ -36,12 +31,15 @@ def reclaimed(free: int, owned: Collection[Partition], hungry: Sequence[Partitio
 
     What waits behind a key at partitions that have more than theirs is let go: it stays pending, and is read again.
     """
-    least = fair(owned, hungry, limit)
+    least = _fair(limit, sum(part.load > 0 or part in hungry for part in owned))
     missing = sum(min(least - part.load, batch) for part in hungry if part.load < least) - free
-    for part in sorted(owned, key=lambda part: part.blocked, reverse=True):
-        if missing <= 0 or not part.blocked:
-            break
+    for part in sorted(owned, key=lambda part: part.blocked, reverse=True) if missing > 0 else ():
         gone = part.shed(min(missing, part.load - least))
         missing -= gone
         free += gone
     return free
+
+
+def _fair(limit: int, partitions: int) -> int:
+    """How many places each of so many partitions can have whatever the others do."""
+    return max(1, limit // max(1, partitions))

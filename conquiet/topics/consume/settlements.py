@@ -35,17 +35,28 @@ class Settlements:
         else:
             self.failed.append((delivery, outcome))
 
+    def acknowledge(self, delivery: Delivery) -> bool:
+        """A delivery was handled; whether it is the first that waits."""
+        acks = self.acks
+        is_first = not acks and not self.failed
+        self.leaving.add(delivery.id)
+        acks.append(delivery)
+        return is_first
+
     def add_all(self, deliveries: Sequence[Delivery]) -> None:
         """All of these were handled."""
         self.leaving.update([delivery.id for delivery in deliveries])
         self.acks += deliveries
 
-    def acknowledging(self, last_id: str, fresh: int = 0, due: int = 0) -> Iterator[Step]:
+    def acknowledging(
+        self, last_id: str, fresh: int = 0, due: int = 0, known: server.Row | None = None
+    ) -> Iterator[Step]:
         """The step that acknowledges, and takes more along with that; none if there is nothing to do."""
         acks = self.acks
         if acks or fresh or due:
             self.acks = acks[server.MOST_ACKED :]
-            yield Step("take", acks[: server.MOST_ACKED] if self.acks else acks, (), fresh, due, id=last_id)
+            some = acks[: server.MOST_ACKED] if self.acks else acks
+            yield Step("take", some, (), fresh, due, id=last_id, known=known)
 
     def writing(self) -> Iterator[Step]:
         """The steps that write all failures, none so large that it holds the server up."""

@@ -25,6 +25,7 @@ __all__ = [
     "fields_of",
     "fill",
     "fill_blank",
+    "is_plain",
     "now_ms",
     "only_group",
     "text_of",
@@ -87,26 +88,24 @@ def too_large(payload: bytes) -> PayloadError:
 
 def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> None:
     """Make ``message`` the one that an entry holds; ``MalformedMessageError`` if it holds none."""
+    fill_blank(message, id, entry)
     try:
-        count = len(entry)
-        if (
-            count
-            and entry[0] == b"payload"
-            and (
-                (count == 6 and entry[4] == b"key" and entry[2] == b"timestamp")
-                or (count == 4 and entry[2] == b"timestamp")
-            )
-        ):
-            # As conquiet's own producers write it, with nothing special: no need to look further.
-            fill_blank(message, id, entry)
+        if is_plain(entry):
             message.payload = codec.decode(entry[1])
-            if count == 6:
+            if len(entry) == 6:
                 message.key = entry[5].decode()
         else:
-            fill_blank(message, id, entry)
             _fill_any(message, codec)
     except Exception as error:
         raise MalformedMessageError(message.topic, id, entry, str(error) or type(error).__name__) from error
+
+
+def is_plain(entry: Sequence[bytes]) -> bool:
+    """Whether an entry is as conquiet's own producers write it, with nothing special: no need to look further."""
+    count = len(entry)
+    if (count != 6 or entry[4] != b"key") and count != 4:
+        return False
+    return entry[0] == b"payload" and entry[2] == b"timestamp"
 
 
 def fill_blank(message: Message, id: str, entry: Sequence[bytes]) -> None:

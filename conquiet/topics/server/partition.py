@@ -155,10 +155,14 @@ class OwnedPartition:
         self._burying = [*self._retried, keys.outbox(stream, group)]
 
     def take(
-        self, fresh: int, due: int, last_id: str, limit: str | None = None, acks: Sequence[str] = ()
+        self, fresh: int, due: int, last_id: str, limit: str | None = None, acks: Sequence[str] = (), known: str = ""
     ) -> Asked[Taken | None]:
-        """Acknowledge ``acks``, then take up to ``fresh`` new entries behind ``last_id`` and ``due`` parked ones."""
-        terms = (*self._fence, self._clock.offset_ms, self._group, fresh, due, last_id, limit or "")
+        """Acknowledge ``acks``, then take up to ``fresh`` new entries behind ``last_id`` and ``due`` parked ones.
+
+        The fields of the entry ``known`` are left out.
+        """
+        until = f"{limit or ''}|{known}" if known else limit or ""
+        terms = (*self._fence, self._clock.offset_ms, self._group, fresh, due, last_id, until)
         return Asked(_TAKE(self._taking, *terms, *acks), _taken)
 
     def acknowledge(self, last_id: str, acks: Sequence[str]) -> Asked[Taken | None]:

@@ -1,7 +1,7 @@
 -- Acknowledges what was handled, then takes what there is to do: parked entries that are due, and new ones.
 -- KEYS   lease, stream, retry, attempts, delayed, delayed items
 -- ARGV   owner, epoch, offset ms, group, most new entries, most due entries, last ID taken, ID up to which new entries
---        are taken or '', IDs to acknowledge...
+--        are taken or '' (then perhaps '|' and the ID of one whose fields the owner has), IDs to acknowledge...
 -- RETURNS {0} lost | {1, acknowledged, new entries, due entries {id, fields, record, crashes}, ms until the next is
 --         due or -1, ghosts (parked IDs whose entry is gone), 1 if new entries were left because they are large | 0}
 -- MEMORY keeps: what is handled and acknowledged can be removed
@@ -14,6 +14,8 @@ local lease, stream, retry, attempts, delayed, items = unpack(KEYS)
 local owner, epoch, offset, group, most, most_due, last, limit = unpack(ARGV, 1, 8)
 if not holds(lease, owner, epoch) then return {0} end
 go_on_when_full(lease)
+local known
+limit, known = string.match(limit, '^([^|]*)|?(.*)$')
 
 local acknowledged = 0
 local recorded = #ARGV > 8 and redis.call('EXISTS', attempts) == 1
@@ -95,6 +97,7 @@ while open > 0 and bytes < most_bytes do
   for at = 1, #page do
     fresh[#fresh + 1] = page[at]
     bytes = bytes + size_of(page[at][2])
+    if page[at][1] == known then page[at][2] = {} end
   end
   -- A page that is not full is the last.
   open = #page > 0 and #page == size and open - #page or 0
