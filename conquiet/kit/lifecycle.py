@@ -167,7 +167,8 @@ class Life:
             if not await self._done(drain, seconds + MOMENT - _CLOSING):
                 self._log.warning("%s did not leave in time: what it still holds runs out by itself", self.name)
         finally:
-            if not await self._done(close, until - loop.time()):
+            # However late it is: what is never closed would go on beating.
+            if not await self._done(close, max(until - loop.time(), _CLOSING)):
                 self._log.warning("%s did not close in time: its connections are left to end by themselves", self.name)
             self._says("has left")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from redis.exceptions import ReadOnlyError
+
 from conquiet.wire import streams
 from conquiet.wire.connections import Connections
 
@@ -11,11 +13,13 @@ __all__ = ["create_group", "is_group_lost", "is_group_there"]
 async def create_group(link: Connections, stream: str, group: str, start: str) -> Exception | None:
     """Create ``group`` at ``start``, and the stream if need be; what the server says if it is not there then.
 
-    A server whose memory is full refuses to create a group that exists: then the group is looked for.
+    A server whose memory is full, or a user without that right, is refused though the group exists: it is looked for.
     """
     [reply] = await link.call_many(stream, (streams.xgroup_create(stream, group, start),))
     if not isinstance(reply, Exception) or str(reply).startswith("BUSYGROUP"):
         return None
+    if isinstance(reply, ReadOnlyError):
+        return reply  # a replica: what is there may be so no longer
     return None if await is_group_there(link, stream, group) else reply
 
 

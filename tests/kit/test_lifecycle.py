@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -198,6 +199,19 @@ async def test_a_cancelled_caller_waits_for_what_is_stubborn_no_longer_than_othe
     assert leaving.cancelled()
     assert close.cancelled == 1
     await asyncio.wait_for(close.has_ended.wait(), LONG)
+
+
+async def test_it_is_closed_though_the_loop_stood_still_until_all_its_time_was_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "MOMENT", lifecycle._CLOSING + 0.05)
+    work = Work()
+
+    async def blocked() -> None:
+        time.sleep(2 * lifecycle.MOMENT)  # noqa: ASYNC251 - what a handler may do to its loop
+
+    await life().leave(blocked, work.close, 0.0)
+    assert work.steps == ["closed"]
 
 
 async def test_it_may_be_lived_by_several_and_is_over_with_the_last() -> None:

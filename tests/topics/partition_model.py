@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from conquiet.kit.entry_ids import order as id_order
 from conquiet.topics.codec import JSON
 from conquiet.topics.consume.delivery import Deliveries, Delivery
 from conquiet.topics.consume.outcomes import Park
@@ -14,7 +15,7 @@ from conquiet.topics.consume.requests import Request, Step
 from conquiet.topics.consume.room import reclaimable, reclaimed, shares
 from conquiet.topics.options import DeadLetterPolicy, SubscribeOptions
 from conquiet.topics.server.partition import SUSPICIOUS, Again, Answer, Page, Taken
-from conquiet.topics.server.topics import Topic, id_order
+from conquiet.topics.server.topics import Topic
 from conquiet.wire.lease import Lease
 
 __all__ = ["Consumer", "Log"]

@@ -293,6 +293,7 @@ class PostgresStore(SharesHeartbeats, Opened):
                 job = job_of(queue, rows[0]) if rows else None
                 if job is None or job.is_finished or left <= 0:
                     return job if job is not None and job.is_finished else None
+                left = deadline - self._clock.monotonic()  # to listen and to look has taken a while
                 await self._clock.wait(event, min(left, self._listener.patience))
 
     # --- statements -------------------------------------------------------------------------------------------
