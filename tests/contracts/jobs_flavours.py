@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ __all__ = [
     "Recorder",
     "Site",
     "every",
+    "ids_of",
     "only",
     "opened",
     "serving",
@@ -144,6 +145,10 @@ async def every(queue: JobQueue, **options: Any) -> list[Job]:
     while jobs := await queue.claim(1000, **options):
         claimed += jobs
     return claimed
+
+
+def ids_of(claimed: Sequence[Job]) -> list[str]:
+    return [job.id for job in claimed]
 
 
 async def tally(queue: JobQueue) -> tuple[int, int, int, int]:

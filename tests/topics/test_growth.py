@@ -77,6 +77,8 @@ async def test_growth_notes_where_the_old_partitions_ended(stage: Stage, clock: 
     assert again.growth == (*grown.growth, Growth(4, 6, (first[-1], second[-1], "0-0", third[-1])))
 
 
+@pytest.mark.any_server
+@pytest.mark.one_node
 @pytest.mark.parametrize("partitions", [0, -1, True, "4", 2.0, None])
 async def test_what_is_no_number_of_partitions_is_refused(stage: Stage, partitions: object) -> None:
     await stage.topic(partitions=2)
