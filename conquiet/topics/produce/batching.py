@@ -83,12 +83,11 @@ class Batch:
     ) -> None:
         self.runs: dict[int, Run] = {}
         self.topic = topic
-        self._instance = instance
         self._codec = codec
         self._encode = codec.encode
         self._route = route
         self._destination = destination
-        self._guard = guard
+        self._append = None if guard is None else writes.appending(instance, topic, guard)
         self._now = envelope.now_ms()
         self._is_plain = guard is None and not topic.legacy and codec.name == "json"
 
@@ -122,12 +121,14 @@ class Batch:
     def _add_special(self, at: int, message: Outgoing) -> None:
         fields = envelope.fields_of(message, self._codec, self.topic.legacy)
         destination = self.destination_of(message)
-        run = self.runs.setdefault(destination.partition, Run(destination))
+        run = self.runs.get(destination.partition)
+        if run is None:
+            run = self.runs[destination.partition] = Run(destination)
         run.places.append(at)
-        if self._guard is None:
+        if self._append is None:
             run.commands.append(pack("XADD", destination.stream, "*", *fields))
             return
-        call = writes.append(self._instance, self.topic, destination.stream, message.message_id, self._guard, fields)
+        call = self._append(destination.stream, message.message_id, fields)
         run.calls.append(call)
         run.commands.append(call.by_hash())
 

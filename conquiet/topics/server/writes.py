@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,7 @@ from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call, Script
 
-__all__ = ["Chunk", "Window", "Write", "append", "append_rows", "begin", "delay", "forget", "full"]
+__all__ = ["Chunk", "Window", "Write", "append_rows", "appending", "begin", "delay", "forget", "full"]
 
 _DAY_MS: Final = 86_400_000
 _REPEATABLE_MS: Final = 7 * _DAY_MS
@@ -50,21 +50,20 @@ class Window:
     size: int
 
 
-def append(
-    instance: Instance,
-    topic: Topic,
-    stream: str,
-    message_id: str | None,
-    window: Window,
-    fields: Sequence[bytes | str | int],
-) -> Call:
-    """Append an entry unless its message ID is known or the partition is full.
+def appending(
+    instance: Instance, topic: Topic, window: Window
+) -> Callable[[str, str | None, Sequence[bytes | str | int]], Call]:
+    """What makes the calls that append an entry to a stream unless its message ID is known or the partition is full.
 
-    Replies ``OK`` with its ID and how many unfinished entries were dropped, ``AGAIN`` with the first ID, or ``FULL``.
+    The replies: ``OK``, its ID and how many unfinished entries were dropped; ``AGAIN`` and the first ID; or ``FULL``.
     """
-    keys = instance.keys
-    names = [stream, keys.dedup(stream), keys.dedup_ids(stream), keys.trim(stream)]
-    return _APPEND(names, instance.clock.offset_ms, message_id or "", window.ms, window.size, *_bound(topic), *fields)
+    keys, offset, bound = instance.keys, instance.clock.offset_ms, _bound(topic)
+
+    def append(stream: str, message_id: str | None, fields: Sequence[bytes | str | int]) -> Call:
+        names = [stream, keys.dedup(stream), keys.dedup_ids(stream), keys.trim(stream)]
+        return _APPEND(names, offset, message_id or "", window.ms, window.size, *bound, *fields)
+
+    return append
 
 
 async def delay(
