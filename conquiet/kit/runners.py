@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from types import CoroutineType, coroutine
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -29,7 +29,6 @@ _T_contra = TypeVar("_T_contra", contravariant=True)
 _log = logging.getLogger("conquiet.kit")
 _GRACE: Final = 1.0
 """Seconds that a handler has to end after it was cancelled."""
-_A_TURN: Final = object()
 _AT_A_STRETCH: Final = 100
 """How many items a handler that never waits handles before others get a turn on the loop."""
 
@@ -116,7 +115,7 @@ class Runners(Generic[_T]):
         self._ready: deque[_T] = deque()
         self._runs: dict[Hashable, Run[_T]] = {}
         self._in_threads: dict[asyncio.Future[Any], _T] = {}
-        self._call: _Call[_T]
+        self._call = _Call()
         self._tasks = 0
         self._is_due = self._closing = False
         self._background = Background()
@@ -263,12 +262,30 @@ class Runners(Generic[_T]):
             self._wake()
 
     def _ran(self, item: _T, task: asyncio.Task[Any], started: float) -> bool:
-        """Begin a call; whether it was over at once, as most are that fail at nothing. Else it goes on."""
-        self._call = call = _Call(self._handler, item)
-        if call.waits is not None or call.error is not None or task.cancelling():
+        """Begin a call in a context of its own; whether it was over at once and well, as most are. Else it goes on."""
+        self._call = _Call()
+        try:
+            called: Any = self._handler(item)
+            if type(called) is not CoroutineType:
+                called = _awaited(called)
+            context = copy_context()
+        except BaseException as error:
+            self._call.error = error
             return False
         try:
-            self._finished(item, call.result, None, time.perf_counter() - started)
+            waits = context.run(called.send, None)
+        except StopIteration as done:
+            self._call.result = done.value
+            if task.cancelling():
+                return False
+        except BaseException as error:
+            self._call.error = error
+            return False
+        else:
+            self._call.goes_on(called, context, waits)
+            return False
+        try:
+            self._finished(item, self._call.result, None, time.perf_counter() - started)
         except Exception as mistake:
             self._misjudged(item, mistake, started)
         self.freed.set()
@@ -386,45 +403,31 @@ class Runners(Generic[_T]):
             raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
-class _Call(Generic[_T]):
-    """A call of an async function, which has come to its end or to its first wait, in a context of its own.
+class _Call:
+    """A call of an async function after its first step. No task is made for it."""
 
-    No task is made for that.
-    """
+    __slots__ = ("_called", "_context", "_is_over", "_waits", "error", "result")
 
-    __slots__ = ("_called", "_context", "error", "result", "waits")
-
-    def __init__(self, function: Callable[[_T], Any], item: _T) -> None:
+    def __init__(self) -> None:
         self.error: BaseException | None = None
         self.result: Any = None
-        self.waits: Any = None
-        """What it waits for; ``None`` if it is over, and if it only lets others have their turn."""
-        try:
-            given: Any = function(item)
-        except BaseException as error:
-            self.error = error
-            return
-        self._called = cast("Coroutine[Any, Any, Any]", given if type(given) is CoroutineType else _awaited(given))
-        self._context = copy_context()
-        try:
-            self.waits = self._context.run(self._called.send, None) or _A_TURN
-        except StopIteration as done:
-            self.result = done.value
-        except BaseException as error:
-            self.error = error
+        self._is_over = True
+
+    def goes_on(self, called: Coroutine[Any, Any, Any], context: Context, waits: Any) -> None:
+        """It waits for something."""
+        self._called, self._context, self._waits, self._is_over = called, context, waits, False
 
     @coroutine
     def outcome(self) -> Generator[Any, Any, tuple[Any, BaseException | None]]:
         """What it returns or raises in the end."""
-        waits = self.waits
-        if waits is None:
+        if self._is_over:
             return self.result, self.error
-        called, context = self._called, self._context
+        called, context, waits = self._called, self._context, self._waits
         while True:
             step: Callable[[Any], Any] = called.send
             sent: Any = None
             try:
-                sent = yield None if waits is _A_TURN else waits
+                sent = yield waits
             except GeneratorExit:  # thrown in from outside: the loop is gone, and no outcome can be heard
                 context.run(called.close)
                 raise

@@ -81,15 +81,15 @@ class Deliveries:
         delivery.crashes = 0
         delivery.fate = delivery.confirmed = delivery.begun = None
         delivery.settled = False
-        if not envelope.is_plain(fields) and envelope.only_group(fields) not in (None, self._only):
-            envelope.fill_blank(delivery, id, fields)
-            delivery.fate = DONE
-            return delivery
         try:
-            envelope.fill(delivery, id, fields, self._codec)
+            if envelope.fill(delivery, id, fields, self._codec):
+                return delivery
         except MalformedMessageError as error:
             envelope.fill_blank(delivery, id, fields)
             delivery.fate = reject("malformed", error, 0, self._letters)
+        if envelope.only_group(fields) not in (None, self._only):
+            envelope.fill_blank(delivery, id, fields)
+            delivery.fate = DONE
         return delivery
 
     def again(self, entry: Again) -> Delivery:

@@ -270,17 +270,13 @@ class Engine:
         is_another = await node.is_another(mine)
         self._distrust(owned for owned in mine if is_another or owned.partition.is_doubtful)
         was_deaf = node.news.failures
-        heard = node.hear(self._instance.clock.monotonic(), self._options.poll_timeout, self._asked_at)
+        heard = node.hear(self._instance.clock.monotonic(), self._options.poll_timeout, self.partitions)
         for stream, first in heard.items():
             if (owned := self.partitions.get(stream)) is not None:
                 owned.partition.news(first)
         if node.news.failures > was_deaf:
             self._distrust(mine)
             await self._move(mine)
-
-    def _asked_at(self, stream: str) -> float:
-        owned = self.partitions.get(stream)
-        return math.inf if owned is None else owned.partition.asked_at
 
     @staticmethod
     def _distrust(some: Iterable[Owned]) -> None:
@@ -323,9 +319,7 @@ class Engine:
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
-        room = self._shares(node, mine, free, now)
-        owned_parts = [owned.partition for owned in self.partitions.values()]
-        spare = max(free, 0) or reclaimable(owned_parts, self._options.max_inflight)
+        room, spare = self._shares(node, mine, free, now)
         is_alone = not any(owned.hand.isolation.has_one for owned in self.partitions.values())
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)
@@ -343,19 +337,20 @@ class Engine:
         plan.sort(key=lambda one: one[1].kind != "page")
         return plan
 
-    def _shares(self, node: Node, mine: Sequence[Owned], free: int, now: float) -> dict[Owned, int]:
-        """How much room each partition has that would take something now."""
+    def _shares(self, node: Node, mine: Sequence[Owned], free: int, now: float) -> tuple[dict[Owned, int], int]:
+        """How much room each partition has that would take something now, and how much one more could have."""
+        parts, options = [owned.partition for owned in self.partitions.values()], self._options
         hungry = [owned for owned in mine if owned.partition.is_hungry(now)]
         if not hungry:
-            return {}
+            return {}, max(free, 0) or reclaimable(parts, options.max_inflight)
         node.turn += 1
         start = node.turn % len(hungry)  # in turn, so that with little room each has its share of it
         hungry = hungry[start:] + hungry[:start]
-        parts, options = [owned.partition for owned in self.partitions.values()], self._options
-        wanting = [owned.partition for owned in hungry]
         if len(parts) > 1:
+            wanting = [owned.partition for owned in hungry]
             free = reclaimed(free, parts, wanting, options.max_inflight, options.batch_size)
-        return dict(zip(hungry, shares(free, len(hungry), options.batch_size), strict=True))
+        room = dict(zip(hungry, shares(free, len(hungry), options.batch_size), strict=True))
+        return room, max(free, 0) or reclaimable(parts, options.max_inflight)
 
     # --- an exchange ------------------------------------------------------------------------------------------
 

@@ -79,6 +79,10 @@ class Hand:
     def admit_new(self, deliveries: Sequence[Delivery]) -> None:
         """New ones are in hand: those ready to run whose keys are free."""
         held, admit, ready = self._held, self.order.admit, self._ready
+        if self.order.is_keyless and not any(delivery.fate for delivery in deliveries):
+            held.update({delivery.id: delivery for delivery in deliveries})
+            ready += deliveries
+            deliveries = ()
         for delivery in deliveries:
             if delivery.fate is not None:
                 self.settle_at_once(delivery, delivery.fate)
@@ -148,8 +152,11 @@ class Hand:
     def handled(self, delivery: Delivery) -> bool:
         """A delivery was handled; whether that is the first that waits to be written."""
         delivery.settled = True
-        is_first = self.settlements.acknowledge(delivery)
-        if self._held.pop(delivery.id, None) is not None:
+        settlements, id = self.settlements, delivery.id
+        is_first = not settlements
+        settlements.leaving.add(id)
+        settlements.acks.append(delivery)
+        if self._held.pop(id, None) is not None:
             following = self.order.release(delivery.key)
             if following is not None:
                 self._make_ready([following])

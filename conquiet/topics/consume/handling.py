@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ class Handling:
     def __init__(
         self, handler: Handler | BatchHandler, options: SubscribeOptions, engine: Engine, clock: Clock
     ) -> None:
-        self._clock = clock
+        # The clock's own, if that is the time as it is: this is asked for each message.
+        self._now = time.monotonic if type(clock).monotonic is Clock.monotonic else clock.monotonic
         self._engine = engine
         function = cast("Callable[..., Any]", handler)
         self._batches = _Batches(options.batch_size) if options.batch_handler else None
@@ -108,14 +110,14 @@ class Handling:
         await self._runners.aclose()
 
     def _may_begin(self, delivery: Delivery) -> bool:
-        return delivery.owner.hand.begin(delivery, self._clock.monotonic())
+        return delivery.owner.hand.begin(delivery, self._now())
 
     # --- batches ------------------------------------------------------------------------------------------------
 
     def _begins(self, batch: _Batch) -> bool:
         """Whether anything of a batch may begin; what came meanwhile goes along."""
         assert self._batches is not None
-        now, owner = self._clock.monotonic(), batch.owner
+        now, owner = self._now(), batch.owner
         batch.deliveries = owner.hand.begin_all(self._batches.fill(owner), now)
         if not batch.deliveries:
             self._runners.begin(self._batches.free(owner))

@@ -42,21 +42,21 @@ class KeyOrder:
     def __init__(self, order: Order, *, keyless: bool = False) -> None:
         self.blocks = order != "unordered"
         """Whether a failed message holds up those behind it."""
-        self._keyless = keyless
+        self.is_keyless = keyless
         self._is_one = order == "block_partition"
         self._waiting: dict[str, deque[Delivery | Parked]] = {}
         self.waiting = 0
         """How many deliveries wait behind another of their key."""
 
     def _key(self, key: str | None) -> str | None:
-        if self._keyless:
+        if self.is_keyless:
             return None
         return _ALL if self._is_one else key
 
     def admit(self, delivery: Delivery) -> bool:
         """Whether a delivery may run now; else it waits until the one before it with the same key is done."""
-        key = self._key(delivery.key)
-        if key is None:
+        key = _ALL if self._is_one else delivery.key
+        if key is None or self.is_keyless:
             return True
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -98,8 +98,8 @@ class KeyOrder:
 
     def release(self, key: str | None) -> Delivery | None:
         """The delivery that had the key is done: the one that may run now."""
-        key = self._key(key)
-        if key is None:
+        key = _ALL if self._is_one else key
+        if key is None or self.is_keyless:
             return None
         waiting = self._waiting.get(key)
         if not waiting:

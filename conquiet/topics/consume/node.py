@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from conquiet.kit.retrying import Lines, Retrying
@@ -69,7 +69,7 @@ class Node:
             self.news.listen(self._listening, first, poll_timeout)
         return max(self._until - now, 0.001)
 
-    def hear(self, now: float, poll_timeout: float, asked_at: Callable[[str], float]) -> Mapping[str, Row | None]:
+    def hear(self, now: float, poll_timeout: float, owned: Mapping[str, Owned]) -> Mapping[str, Row | None]:
         """The streams that are to be asked for new entries, with the first of these where it is known.
 
         After a failure all of them: asked one by one, each tells whether it was the one. From time to time some
@@ -82,4 +82,5 @@ class Node:
         if found or now < self._poll_at:
             return found
         self._poll_at = now + poll_timeout
-        return dict.fromkeys(sorted(heard, key=asked_at)[:_MOST_POLLS])
+        silent = sorted(heard.keys() & owned.keys(), key=lambda stream: owned[stream].partition.asked_at)
+        return dict.fromkeys(silent[:_MOST_POLLS])

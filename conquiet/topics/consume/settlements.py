@@ -35,14 +35,6 @@ class Settlements:
         else:
             self.failed.append((delivery, outcome))
 
-    def acknowledge(self, delivery: Delivery) -> bool:
-        """A delivery was handled; whether it is the first that waits."""
-        acks = self.acks
-        is_first = not acks and not self.failed
-        self.leaving.add(delivery.id)
-        acks.append(delivery)
-        return is_first
-
     def add_all(self, deliveries: Sequence[Delivery]) -> None:
         """All of these were handled."""
         self.leaving.update([delivery.id for delivery in deliveries])

@@ -25,7 +25,6 @@ __all__ = [
     "fields_of",
     "fill",
     "fill_blank",
-    "is_plain",
     "now_ms",
     "only_group",
     "text_of",
@@ -86,26 +85,24 @@ def too_large(payload: bytes) -> PayloadError:
     return PayloadError("$", f"is {len(payload)} bytes encoded, but Redis takes {LARGEST} at most")
 
 
-def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> None:
-    """Make ``message`` the one that an entry holds; ``MalformedMessageError`` if it holds none."""
+def fill(message: Message, id: str, entry: Sequence[bytes], codec: Codec) -> bool:
+    """Make ``message`` the one that an entry holds; ``MalformedMessageError`` if it holds none.
+
+    Whether it is as conquiet's own producers write it, with nothing special.
+    """
     fill_blank(message, id, entry)
     try:
-        if is_plain(entry):
+        count = len(entry)
+        is_short = (count == 6 and entry[4] == b"key") or count == 4
+        if is_short and entry[0] == b"payload" and entry[2] == b"timestamp":
             message.payload = codec.decode(entry[1])
-            if len(entry) == 6:
+            if count == 6:
                 message.key = entry[5].decode()
-        else:
-            _fill_any(message, codec)
+            return True
+        _fill_any(message, codec)
     except Exception as error:
         raise MalformedMessageError(message.topic, id, entry, str(error) or type(error).__name__) from error
-
-
-def is_plain(entry: Sequence[bytes]) -> bool:
-    """Whether an entry is as conquiet's own producers write it, with nothing special: no need to look further."""
-    count = len(entry)
-    if (count != 6 or entry[4] != b"key") and count != 4:
-        return False
-    return entry[0] == b"payload" and entry[2] == b"timestamp"
+    return False
 
 
 def fill_blank(message: Message, id: str, entry: Sequence[bytes]) -> None:
