@@ -10,14 +10,14 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from contextvars import Context, copy_context
-from types import CoroutineType, coroutine
+from contextvars import copy_context
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from conquiet.kit.calls import Call
 from conquiet.kit.handlers import checked, is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
 from conquiet.kit.service import Background
@@ -115,7 +115,6 @@ class Runners(Generic[_T]):
         self._ready: deque[_T] = deque()
         self._runs: dict[Hashable, Run[_T]] = {}
         self._in_threads: dict[asyncio.Future[Any], _T] = {}
-        self._call = _Call()
         self._tasks = 0
         self._is_due = self._closing = False
         self._background = Background()
@@ -249,10 +248,10 @@ class Runners(Generic[_T]):
                 if not self._is_held(item):
                     self.freed.set()
                     continue
-                if self._threads is not None:
-                    await self._run(item, task, time.perf_counter())
-                elif not self._ran(item, task, started := time.perf_counter()):
-                    await self._run(item, task, started)
+                started = time.perf_counter()
+                call = None if self._threads is not None else Call(self._handler, item)
+                if call is None or task.cancelling() or not self._ran(item, call, started):
+                    await self._run(Run(item, task, started), call)
                 turns += 1
                 if turns % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
@@ -261,47 +260,24 @@ class Runners(Generic[_T]):
             self._tasks -= 1
             self._wake()
 
-    def _ran(self, item: _T, task: asyncio.Task[Any], started: float) -> bool:
-        """Begin a call in a context of its own; whether it was over at once and well, as most are. Else it goes on."""
-        self._call = _Call()
-        try:
-            called: Any = self._handler(item)
-            if type(called) is not CoroutineType:
-                called = _awaited(called)
-            context = copy_context()
-        except BaseException as error:
-            self._call.error = error
+    def _ran(self, item: _T, call: Call, started: float) -> bool:
+        """Whether a call was over at once and well, as most are. Then its outcome is told."""
+        if not call.is_over or call.error is not None:
             return False
         try:
-            waits = context.run(called.send, None)
-        except StopIteration as done:
-            self._call.result = done.value
-            if task.cancelling():
-                return False
-        except BaseException as error:
-            self._call.error = error
-            return False
-        else:
-            self._call.goes_on(called, context, waits)
-            return False
-        try:
-            self._finished(item, self._call.result, None, time.perf_counter() - started)
+            self._finished(item, call.result, None, time.perf_counter() - started)
         except Exception as mistake:
             self._misjudged(item, mistake, started)
         self.freed.set()
         return True
 
-    async def _run(self, item: _T, task: asyncio.Task[Any], started: float) -> None:
-        run = Run(item, task, started)
-        key = self._key(item)
+    async def _run(self, run: Run[_T], call: Call | None) -> None:
+        key = self._key(run.item)
         self._runs[key] = run
         if self._timeout is not None:
             run.timer = asyncio.get_running_loop().call_later(self._timeout, self._overtime, run)
         try:
-            if self._threads is None:
-                result, error = await self._call.outcome()
-            else:
-                result, error = await self._in_thread(run, self._threads)
+            result, error = await (self._in_thread(run) if call is None else call.outcome())
             self._end_cancellation(run, error)
             if self._to_its_end and run.thread is not None and not run.is_over:
                 await self._thread_ended(run)
@@ -373,10 +349,11 @@ class Runners(Generic[_T]):
 
     # --- calling ----------------------------------------------------------------------------------------------
 
-    async def _in_thread(self, run: Run[_T], threads: Threads) -> tuple[Any, BaseException | None]:
+    async def _in_thread(self, run: Run[_T]) -> tuple[Any, BaseException | None]:
+        assert self._threads is not None
         run.ticket = [None]
         context = copy_context()
-        run.thread = threads.run(lambda: context.run(self._begun, run))
+        run.thread = self._threads.run(lambda: context.run(self._begun, run))
         self._in_threads[run.thread] = run.item
         run.thread.add_done_callback(self._left_thread)
         try:
@@ -401,48 +378,6 @@ class Runners(Generic[_T]):
             raise
         except BaseException as error:  # it would end a program; in a thread it ends this call only
             raise RuntimeError(f"the handler raised {type(error).__name__}") from error
-
-
-class _Call:
-    """A call of an async function after its first step. No task is made for it."""
-
-    __slots__ = ("_called", "_context", "_is_over", "_waits", "error", "result")
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.result: Any = None
-        self._is_over = True
-
-    def goes_on(self, called: Coroutine[Any, Any, Any], context: Context, waits: Any) -> None:
-        """It waits for something."""
-        self._called, self._context, self._waits, self._is_over = called, context, waits, False
-
-    @coroutine
-    def outcome(self) -> Generator[Any, Any, tuple[Any, BaseException | None]]:
-        """What it returns or raises in the end."""
-        if self._is_over:
-            return self.result, self.error
-        called, context, waits = self._called, self._context, self._waits
-        while True:
-            step: Callable[[Any], Any] = called.send
-            sent: Any = None
-            try:
-                sent = yield waits
-            except GeneratorExit:  # thrown in from outside: the loop is gone, and no outcome can be heard
-                context.run(called.close)
-                raise
-            except BaseException as thrown:
-                sent, step = thrown, called.throw
-            try:
-                waits = context.run(step, sent)
-            except StopIteration as done:
-                return done.value, None
-            except BaseException as error:
-                return None, error
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 def _itself(item: Hashable) -> Hashable:
