@@ -270,7 +270,7 @@ async def test_what_is_lost_while_another_topic_is_being_joined_is_taken_again(
             await go_on.wait()
         return await look(topic)
 
-    monkeypatch.setattr(case.broker._registry, "look", slow_look)
+    monkeypatch.setattr(case.broker._registry, "fetch", slow_look)
     entering = asyncio.create_task(case.consumer.__aenter__())
     await joining.wait()
     first = await case.messages.next(LONG)

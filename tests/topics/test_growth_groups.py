@@ -121,7 +121,7 @@ async def test_a_group_that_an_old_message_holds_back_misses_nothing(broker: Bro
             raise ValueError("later")
 
     seen = Recorder(handle)
-    options = impatient(backoff=_HOUR, max_retries=1)
+    options = impatient(backoff=_HOUR, max_retries=1, order="block_key")
     async with broker.subscribe("orders", group="billing", handler=seen, options=options):
         await broker.send("orders", "first")
         await eventually(lambda: _parked(broker), "the first is parked")
