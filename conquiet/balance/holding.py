@@ -80,13 +80,15 @@ class Streams(Holder[StreamLease]):
 
     def give_up_late(self) -> None:
         """Lose every lease that was not renewed in time."""
+        now = self._ledger.clock.monotonic()
         for lease in self.leases:
-            if not lease.owned:
+            if not lease._lease.is_safe(now):
                 self.lose(lease, LATE)
 
     async def _renew_all(self, held: list[StreamLease]) -> Collection[StreamLease]:
         asked = self._ledger.clock.monotonic()
-        held = [lease for lease in held if self._gets_on(lease, asked)]
+        if self._progress_timeout is not None:
+            held = [lease for lease in held if self._gets_on(lease, asked)]
         renewed = self._last = await self._apart.renew([(one.stream, one.epoch) for one in held], self._room())
         gone = [lease for lease in held if lease.stream in renewed.lost]
         for lease in held:
