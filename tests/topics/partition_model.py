@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from conquiet.kit.entry_ids import order as id_order
 from conquiet.topics.codec import JSON
@@ -12,7 +12,7 @@ from conquiet.topics.consume.outcomes import Park
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.consume.requests import Request, Step
-from conquiet.topics.consume.room import reclaimable, reclaimed, shares
+from conquiet.topics.consume.room import shared_out
 from conquiet.topics.options import DeadLetterPolicy, SubscribeOptions
 from conquiet.topics.server.partition import SUSPICIOUS, Again, Answer, Page, Taken
 from conquiet.topics.server.topics import Topic
@@ -173,11 +173,7 @@ class Consumer:
         self.turns += 1
         start = self.turns % len(hungry) if hungry else 0
         hungry = hungry[start:] + hungry[:start]
-        free = reclaimed(free, self.parts, hungry, options.max_inflight, options.batch_size)
-        room: dict[Any, int] = {}
-        if hungry:
-            room = dict(zip(hungry, shares(free, len(hungry), options.batch_size), strict=True))
-        spare = max(free, 0) or reclaimable(self.parts, options.max_inflight)
+        room, spare = shared_out(free, self.parts, hungry, options.max_inflight, options.batch_size)
         found: list[tuple[Partition, Request]] = []
         for part in self.parts:
             is_alone = not any(other.hand.isolation.has_one for other in self.parts)

@@ -22,7 +22,7 @@ from conquiet.topics.consume.owned import Owned
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.consume.requests import Step
-from conquiet.topics.consume.room import reclaimable, reclaimed, shares
+from conquiet.topics.consume.room import shared_out
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.partition import Answer, OwnedPartition, Page, Taken, send
@@ -319,12 +319,14 @@ class Engine:
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
-        room, spare = self._shares(node, mine, free, now)
+        hungry = node.in_turn([part for part in parts if part.is_hungry(now)])
+        options, everything = self._options, [owned.partition for owned in self.partitions.values()]
+        room, spare = shared_out(free, everything, hungry, options.max_inflight, options.batch_size)
         is_alone = not any(owned.hand.isolation.has_one for owned in self.partitions.values())
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)
         for owned in mine:
-            request = owned.partition.wants(now, room.get(owned, spare), may_isolate=is_alone)
+            request = owned.partition.wants(now, room.get(owned.partition, spare), may_isolate=is_alone)
             is_alone = is_alone and not owned.hand.isolation.has_one
             if owned.hand.has_ready:
                 self._hand_out([owned])
@@ -336,21 +338,6 @@ class Engine:
         # what is settled along with it. That is known to be in hand only until its settlement is answered.
         plan.sort(key=lambda one: one[1].kind != "page")
         return plan
-
-    def _shares(self, node: Node, mine: Sequence[Owned], free: int, now: float) -> tuple[dict[Owned, int], int]:
-        """How much room each partition has that would take something now, and how much one more could have."""
-        parts, options = [owned.partition for owned in self.partitions.values()], self._options
-        hungry = [owned for owned in mine if owned.partition.is_hungry(now)]
-        if not hungry:
-            return {}, max(free, 0) or reclaimable(parts, options.max_inflight)
-        node.turn += 1
-        start = node.turn % len(hungry)  # in turn, so that with little room each has its share of it
-        hungry = hungry[start:] + hungry[:start]
-        if len(parts) > 1:
-            wanting = [owned.partition for owned in hungry]
-            free = reclaimed(free, parts, wanting, options.max_inflight, options.batch_size)
-        room = dict(zip(hungry, shares(free, len(hungry), options.batch_size), strict=True))
-        return room, max(free, 0) or reclaimable(parts, options.max_inflight)
 
     # --- an exchange ------------------------------------------------------------------------------------------
 

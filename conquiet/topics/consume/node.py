@@ -9,6 +9,7 @@ from typing import Final
 from conquiet.kit.retrying import Lines, Retrying
 from conquiet.topics.consume.news import News
 from conquiet.topics.consume.owned import Owned
+from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.requests import Request
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.partition import Row
@@ -29,7 +30,7 @@ class Node:
         self.news = News(instance, lines, self.event.set)
         self.retrying = Retrying(lines, instance.clock)
         self.has_lingered = False
-        self.turn = -1
+        self._turn = -1
         self._instance = instance
         self._seen: tuple[str, Endpoint] = ("", home)
         """A partition, and the node where it was last."""
@@ -49,6 +50,14 @@ class Node:
             seen, self._seen = self._seen, (stream, await self._instance.link.home(stream))
             return seen[0] == stream and seen != self._seen
         return False
+
+    def in_turn(self, some: Sequence[Partition]) -> Sequence[Partition]:
+        """``some``, beginning with another each time: with little room, each has its share of it."""
+        if not some:
+            return some
+        self._turn += 1
+        start = self._turn % len(some)
+        return [*some[start:], *some[:start]]
 
     def begin(self, until: float) -> None:
         """Forget what was waited for; it is looked again at local time ``until`` at the latest."""

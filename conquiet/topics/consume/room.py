@@ -7,26 +7,39 @@ from typing import Final
 
 from conquiet.topics.consume.partition import Partition
 
-__all__ = ["reclaimable", "reclaimed", "shares"]
+__all__ = ["shared_out"]
 
 _SHARE: Final = 32
 """A take is not divided into smaller ones than this: a script call costs as much as many entries."""
 
 
-def shares(free: int, hungry: int, batch: int) -> list[int]:
+def shared_out(
+    free: int, owned: Sequence[Partition], hungry: Sequence[Partition], limit: int, batch: int
+) -> tuple[dict[Partition, int], int]:
+    """How much room each of the ``hungry`` partitions has, and how much one more of those ``owned`` could have.
+
+    Room for them is made, where it is needed, at partitions that have more than their share.
+    """
+    if hungry and len(owned) > 1:
+        free = _reclaimed(free, owned, hungry, limit, batch)
+    room = dict(zip(hungry, _shares(free, len(hungry), batch), strict=True)) if hungry else {}
+    return room, max(free, 0) or _reclaimable(owned, limit)
+
+
+def _shares(free: int, hungry: int, batch: int) -> list[int]:
     """How many deliveries each of so many partitions that want some, in turn, may take of ``free`` places."""
     asked = max(1, min(hungry, free // min(_SHARE, batch)))
     share = min(batch, max(free // asked, 0))
     return [share] * asked + [0] * (hungry - asked)
 
 
-def reclaimable(owned: Collection[Partition], limit: int) -> int:
+def _reclaimable(owned: Collection[Partition], limit: int) -> int:
     """How many places are taken up by what waits behind keys, and would be given to one more partition."""
     least = _fair(limit, 1 + sum(part.load > 0 for part in owned))
     return sum(min(part.blocked, max(part.load - least, 0)) for part in owned)
 
 
-def reclaimed(free: int, owned: Collection[Partition], hungry: Sequence[Partition], limit: int, batch: int) -> int:
+def _reclaimed(free: int, owned: Collection[Partition], hungry: Sequence[Partition], limit: int, batch: int) -> int:
     """Make room for partitions that want some and have less than their share; how many places are free now.
 
     What waits behind a key at partitions that have more than theirs is let go: it stays pending, and is read again.
