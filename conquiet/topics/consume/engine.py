@@ -318,7 +318,7 @@ class Engine:
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)
         for owned in mine:
-            request = owned.partition.wants(now, room.get(owned, spare), may_isolate=is_alone)
+            request = owned.partition.wants(now, room.get(owned, 0), spare, may_isolate=is_alone)
             is_alone = is_alone and not owned.hand.isolation.has_one
             if owned.hand.has_ready:
                 self._hand_out([owned])
