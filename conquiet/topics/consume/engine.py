@@ -212,8 +212,7 @@ class Engine:
         self._went_on(owned, owned.finished_all(deliveries, seconds))
 
     def _went_on(self, owned: Owned, is_news: bool) -> None:
-        if owned.hand.has_ready and self._hands is not None:
-            self._hands.begin(owned, owned.hand.ready())
+        self._hand_out([owned])
         if is_news and owned.node is not None:
             owned.node.event.set()
 
@@ -308,8 +307,7 @@ class Engine:
     def _plan(self, node: Node, mine: Sequence[Owned], free: int) -> _Plan:
         """What all partitions of a node want; what they wait for, if they want nothing, is noted at the node."""
         now = self._site.clock.monotonic()
-        parts = [owned.partition for owned in mine]
-        if not node.news.is_waiting and any(part.is_hot and part.is_hungry(now) for part in parts):
+        if not node.news.is_waiting and any(one.partition.is_hot and one.partition.is_hungry(now) for one in mine):
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
@@ -320,11 +318,9 @@ class Engine:
         for owned in mine:
             request = owned.partition.wants(now, room.get(owned, 0), spare, may_isolate=is_alone)
             is_alone = is_alone and not owned.hand.isolation.has_one
-            if owned.hand.has_ready:
-                self._hand_out([owned])
-            if request.steps:
-                plan += [(owned, step) for step in request.steps]
-            else:
+            self._hand_out([owned])
+            plan += [(owned, step) for step in request.steps]
+            if not request.steps:
                 node.note(owned.stream, request)
         # Pages first: a server that has to be sent a script again runs it later than the others, and may so give
         # what is settled along with it. That is known to be in hand only until its settlement is answered.
