@@ -260,7 +260,7 @@ class Runners(Generic[_T]):
         self._call = _Call()
         try:
             called: Any = self._handler(item)
-            if type(called) is not CoroutineType:
+            if called.__class__ is not CoroutineType:
                 called = _awaited(called)
             context = copy_context()
         except BaseException as error:
