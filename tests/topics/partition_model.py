@@ -177,7 +177,7 @@ class Consumer:
         found: list[tuple[Partition, Request]] = []
         for part in self.parts:
             is_alone = not any(other.hand.isolation.has_one for other in self.parts)
-            found.append((part, part.wants(now, room.get(part, spare), may_isolate=is_alone)))
+            found.append((part, part.wants(now, room.get(part, 0), spare, may_isolate=is_alone)))
         return found
 
     def exchange(self, wanted: list[tuple[Partition, Request]], is_done: bool = True, is_heard: bool = True) -> int:

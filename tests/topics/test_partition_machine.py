@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from conquiet.kit.entry_ids import order as id_order
 from conquiet.topics.consume.key_order import Parked
@@ -21,8 +21,13 @@ pytestmark = pytest.mark.guarantee
 
 PARTITIONS: Final = 2
 KEYS: Final = ["a", "b", None]
-ENOUGH: Final = 2_000
+ENOUGH: Final = 300
 """Turns in which whatever can be done is done."""
+
+TROUBLES: Final = (
+    *("time passes", "pause", "resume", "limit", "no limit", "drain", "keep", "distrust", "unsafe", "safe"),
+    *("crash", "release"),
+)
 
 which = st.integers(0, PARTITIONS - 1)
 orders = st.sampled_from(["unordered", "unordered", "block_key", "block_partition"])
@@ -52,59 +57,66 @@ class Consuming(RuleBasedStateMachine):
         for key in keys:
             self.logs[at].add(key)
 
-    @rule(fate=st.sampled_from(["answered", "answered", "answered", "never arrived", "answer lost"]))
-    def exchange(self, fate: str) -> None:
+    @rule(fates=st.lists(st.sampled_from(["answered", "answered", "never arrived", "answer lost"]), max_size=5))
+    def turns(self, fates: list[str]) -> None:
+        for fate in fates:
+            self.turn(fate)
+
+    def turn(self, fate: str) -> None:
         consumer = self.consumer
         wanted = consumer.wanted()
         for part, request in wanted:
             self.check(part, sum(step.asked for step in request.steps), request.listens)
+            for step in request.steps:
+                self.check_new(part, step.fresh)
         consumer.exchange(wanted, fate != "never arrived", fate == "answered")
         consumer.listen(wanted)
+        consumer.now += 0.01
         self.handle()
 
-    @rule(draw=st.data(), how=st.sampled_from(["done", "done", "park", "bury"]))
-    def a_handler_ends(self, draw: st.DataObject, how: str) -> None:
-        if self.consumer.running:
-            at = draw.draw(st.integers(0, len(self.consumer.running) - 1))
-            self.end(at, how)
-            self.handle()
+    @rule(hows=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["done", "done", "park", "bury"])), max_size=4))
+    def handlers_end(self, hows: list[tuple[int, str]]) -> None:
+        for at, how in hows:
+            if at < len(self.consumer.running):
+                self.end(at, how)
+                self.handle()
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.consumer.now += seconds
+    @rule(at=which, what=st.sampled_from(TROUBLES), count=st.integers(0, 3))
+    def trouble(self, at: int, what: str, count: int) -> None:
+        part = self.consumer.parts[at]
+        match what:
+            case "time passes":
+                self.consumer.now += count
+            case "pause" | "resume":
+                self.pause(what == "pause")
+            case "limit":
+                part.limit_to(f"{self.logs[at].given + count}-0")
+            case "no limit":
+                part.limit_to(None)
+            case "drain":
+                part.drain()
+            case "keep":
+                part.keep()
+            case "distrust":
+                part.distrust()
+            case "unsafe" | "safe":
+                part._lease.deadline = FOR_EVER if what == "safe" else 0.0
+            case _:
+                for _ in range(count + 1 if what == "crash" else 1):
+                    self.change_owner(at, what == "crash")
 
-    @rule(is_paused=st.booleans())
-    def is_paused(self, is_paused: bool) -> None:
+    def pause(self, is_paused: bool) -> None:
         self.paused = is_paused
         for part in self.consumer.parts:
             part.pause(is_paused)
 
-    @rule(at=which, ahead=st.one_of(st.none(), st.integers(0, 3)))
-    def a_limit_is_set(self, at: int, ahead: int | None) -> None:
-        self.consumer.parts[at].limit_to(None if ahead is None else f"{self.logs[at].given + ahead}-0")
-
-    @rule(at=which)
-    def a_drain_begins(self, at: int) -> None:
-        self.consumer.parts[at].drain()
-
-    @rule(at=which)
-    def a_drain_is_called_off(self, at: int) -> None:
-        self.consumer.parts[at].keep()
-
-    @rule(at=which)
-    def the_server_is_distrusted(self, at: int) -> None:
-        self.consumer.parts[at].distrust()
-
-    @rule(at=which, is_safe=st.booleans())
-    def a_renewal_fails_or_not(self, at: int, is_safe: bool) -> None:
-        self.consumer.parts[at]._lease.deadline = FOR_EVER if is_safe else 0.0
-
-    @rule(at=which, with_crash=st.booleans())
-    def the_owner_changes(self, at: int, with_crash: bool) -> None:
-        if not with_crash:
-            self.logs[at].owner = ""  # it was released
+    def change_owner(self, at: int, is_crash: bool) -> None:
+        if not is_crash:
+            self.logs[at].owner = ""
         self.consumer.replace(at)
         self.consumer.parts[at].pause(self.paused)
+        for _ in range(2 if is_crash else 0):
+            self.turn("answered")
 
     # --- what holds ---------------------------------------------------------------------------------------------
 
@@ -114,6 +126,12 @@ class Consuming(RuleBasedStateMachine):
         if may_not or part.hand.isolation.is_active:
             assert not asked
             assert listens is None
+
+    def check_new(self, part: Partition, fresh: int) -> None:
+        """Nothing new is taken behind the limit, nor while a parked one blocks the partition."""
+        if fresh:
+            assert part.limit is None or id_order(self.logs[part.index].last_id) < id_order(part.limit)
+            assert not (self.options.order == "block_partition" and part.hand.parked)
 
     def handle(self) -> None:
         for part, delivery in self.consumer.begin():
@@ -126,6 +144,10 @@ class Consuming(RuleBasedStateMachine):
                 assert id_order(before) < id_order(delivery.id), "out of order"
                 self.firsts[part.index, key] = delivery.id
             self.handled.add(place)
+            blocks = self.options.order != "unordered" and not self.options.batch_handler
+            if blocks and (key is not None or self.options.order == "block_partition"):
+                same = [one for one in part.hand.parked.values() if self.options.order != "block_key" or one.key == key]
+                assert all(id_order(one.id) > id_order(delivery.id) for one in same), "overtook a parked one"
 
     def end(self, at: int, how: str) -> None:
         part, delivery = self.consumer.running.pop(at)
@@ -163,17 +185,17 @@ class Consuming(RuleBasedStateMachine):
                 if delivery.crashes >= SUSPICIOUS:
                     assert [one for owner, one in self.consumer.running if owner is part] == [delivery]
 
-    @precondition(lambda self: hasattr(self, "consumer"))
-    @rule()
-    def in_the_end_all_is_settled(self) -> None:
+    def teardown(self) -> None:
         """Once nothing stands in the way, whatever can be taken is asked for: it comes to an end."""
-        self.is_paused(False)
-        for at, part in enumerate(self.consumer.parts):
-            self.a_renewal_fails_or_not(at, is_safe=True)
+        if not hasattr(self, "consumer"):
+            return
+        self.pause(False)
+        for part in self.consumer.parts:
+            part._lease.deadline = FOR_EVER
             part.limit_to(None)
             part.keep()
         for _ in range(ENOUGH):
-            self.exchange("answered")
+            self.turn("answered")
             while self.consumer.running:
                 self.end(0, "done")
                 self.handle()
@@ -186,7 +208,7 @@ class Consuming(RuleBasedStateMachine):
 
 TestConsuming = Consuming.TestCase
 TestConsuming.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=300, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -216,3 +238,57 @@ def test_a_hot_key_leaves_each_other_partition_its_share(limit: int, batch: int,
     running = [delivery.key for part, delivery in consumer.running if part.index == 1]
     assert len(running) >= min(others, limit // 2)
     assert [delivery.key for part, delivery in consumer.running if part.index == 0] == ["hot"]
+
+
+def consumer_of(*keys: str | None, **changes: int) -> Consumer:
+    """One that owns a partition with such messages, and has taken them."""
+    log = Log(0)
+    for key in keys:
+        log.add(key)
+    consumer = Consumer(SubscribeOptions(**changes), [log])  # type: ignore[arg-type]
+    for _ in range(3):
+        consumer.exchange(consumer.wanted())
+    return consumer
+
+
+def test_nothing_begins_once_the_lease_may_have_run_out() -> None:
+    consumer = consumer_of("a", "b")
+    [part] = consumer.parts
+    part._lease.deadline = 0.0
+    assert not consumer.begin()
+    part._lease.deadline = FOR_EVER
+    consumer.exchange(consumer.wanted())
+    assert len(consumer.begin()) == 2
+
+
+def test_an_acknowledgment_whose_answer_was_lost_is_sent_again() -> None:
+    consumer = consumer_of("a")
+    [(part, delivery)] = consumer.begin()
+    part.hand.handled(delivery)
+    consumer.exchange(consumer.wanted(), is_done=False)
+    assert part.hand.inflight == 1
+    consumer.exchange(consumer.wanted())
+    assert (part.hand.inflight, consumer.logs[0].settled) == (0, {delivery.id})
+
+
+def test_a_suspect_begins_when_all_others_of_its_partition_have_ended() -> None:
+    """The first page has none, so what is on it runs as usual; the second has one."""
+    consumer = consumer_of("a", "b", max_inflight=1)
+    for _ in range(SUSPICIOUS):
+        consumer.replace(0)
+        consumer.exchange(consumer.wanted())
+    log = consumer.logs[0]
+    log.pending["1-0"].crashes, log.owner = 0, ""
+    log.given, log.pending["2-0"] = 2, type(log.pending["1-0"])("dead", crashes=SUSPICIOUS)
+    consumer.options = SubscribeOptions(max_inflight=2, batch_size=1)
+    consumer.replace(0)
+    for _ in range(4):
+        consumer.exchange(consumer.wanted())
+        consumer.begin()
+    assert [delivery.id for _, delivery in consumer.running] == ["1-0"]
+    [(part, first)] = consumer.running
+    part.hand.handled(first)
+    consumer.running.clear()
+    for _ in range(2):
+        consumer.exchange(consumer.wanted())
+    assert [delivery.id for _, delivery in consumer.begin()] == ["2-0"]

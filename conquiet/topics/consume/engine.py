@@ -218,8 +218,8 @@ class Engine:
         self._went_on(owned, owned.finished_all(deliveries, seconds))
 
     def _went_on(self, owned: Owned, is_news: bool) -> None:
-        if owned.hand.has_ready and self._hands is not None:
-            self._hands.begin(owned, owned.hand.ready())
+        if owned.hand.has_ready:
+            self._hand_out([owned])
         if is_news and owned.node is not None:
             owned.node.event.set()
 
@@ -326,13 +326,11 @@ class Engine:
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)
         for owned in mine:
-            request = owned.partition.wants(now, room.get(owned.partition, spare), may_isolate=is_alone)
+            request = owned.partition.wants(now, room.get(owned.partition, 0), spare, may_isolate=is_alone)
             is_alone = is_alone and not owned.hand.isolation.has_one
-            if owned.hand.has_ready:
-                self._hand_out([owned])
-            if request.steps:
-                plan += [(owned, step) for step in request.steps]
-            else:
+            self._hand_out([owned])
+            plan += [(owned, step) for step in request.steps]
+            if not request.steps:
                 node.note(owned.stream, request)
         # Pages first: a server that has to be sent a script again runs it later than the others, and may so give
         # what is settled along with it. That is known to be in hand only until its settlement is answered.

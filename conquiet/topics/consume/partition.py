@@ -100,8 +100,11 @@ class Partition:
             return False
         return self._page is not None or self._is_due(now) or (self.is_hot and self._may_take_new)
 
-    def wants(self, now: float, room: int, *, may_isolate: bool = True) -> Request:
-        """What to ask of the server now, with room for so many more deliveries; it is on its way then."""
+    def wants(self, now: float, room: int, spare: int = 0, *, may_isolate: bool = True) -> Request:
+        """What to ask of the server now, with room for so many more deliveries; it is on its way then.
+
+        If it wants nothing now, it waits for what could be taken with ``spare`` room.
+        """
         if self._lease.lost:
             return _NOTHING
         if now < self._ask_at:
@@ -113,7 +116,7 @@ class Partition:
         for step in steps:
             settlements.sending += step.carried
             self._asking += step.asked
-        return Request(steps) if steps else self._rest(now, room)
+        return Request(steps) if steps else self._rest(now, max(room, spare))
 
     def _takes(self, now: float, room: int) -> Iterable[Step]:
         """A page of the pending list, if that is to be read, or new and due entries."""
