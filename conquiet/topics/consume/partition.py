@@ -129,10 +129,10 @@ class Partition:
             # More may be pending behind a parked message than there is room for.
             fresh, due = 0, 1 if is_due and (blocks or room > 0) else 0
         else:
-            fresh = max(room, 0) if self._may_take_new else 0
             # What blocks others is let in even when there is no room: else none would ever be made.
-            due = max(room, 1 if blocks else 0)
-        if not fresh and not (due and is_due):
+            due = max((room + 1) // 2, 1 if blocks else 0) if is_due else 0
+            fresh = max(room - due, 0) if self._may_take_new else 0
+        if not fresh and not due:
             return ()
         if fresh:
             self.asked_at = now

@@ -37,7 +37,7 @@ class Step:
     @property
     def asked(self) -> int:
         """How many entries it may bring."""
-        return max(self.fresh, self.due, self.size)
+        return self.fresh + self.due + self.size
 
     @property
     def carried(self) -> int:
