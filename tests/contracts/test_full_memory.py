@@ -49,7 +49,7 @@ async def test_what_frees_or_keeps_goes_on_and_what_adds_is_refused_before_it_ch
 def test_every_script_and_every_command_is_in_a_scene() -> None:
     package = Path(conquiet.__file__).parent
     code = "".join(path.read_text("utf-8") for path in package.rglob("*.py"))
-    sent = set(re.findall(r'\bpack\(\*?\(?"([A-Z]+)"', code)) - {"EVAL", "EVALSHA"}
+    sent = set(re.findall(r'\b(?:pack|ask)\(\*?\(?"([A-Z]+)"', code)) - {"EVAL", "EVALSHA"}
     assert sent - CONNECTION == PLAIN.keys()
     assert COMMANDS - PLAIN.keys() == set(SCRIPTS)
     # The others change nothing, and are asked for in many places.

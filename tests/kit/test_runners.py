@@ -309,7 +309,7 @@ async def test_a_thread_keeps_its_place_until_it_ends(monkeypatch: pytest.Monkey
     def handler(number: int) -> None:
         gate.wait(LONG)
 
-    async with office(handler, timeout=0.01, limit=2) as here:
+    async with office(handler, timeout=1.0, limit=2) as here:
         here.runners.begin([1])
         await here.heard(1)
         assert (here.runners.stuck, here.runners.free) == (1, 1)

@@ -29,7 +29,7 @@ PLAIN: Final = {
     **dict.fromkeys(("XACK", "XDEL", "HDEL", "SREM", "UNLINK"), "frees"),
     **dict.fromkeys(("XCLAIM", "XREADGROUP", "PEXPIRE"), "keeps"),
     **dict.fromkeys(("XREAD", "XRANGE", "XREVRANGE", "XLEN", "XINFO", "XPENDING"), "reads"),
-    **dict.fromkeys(("EXISTS", "GET", "HGET", "HMGET", "PTTL", "SCARD", "SISMEMBER", "SMEMBERS", "TYPE"), "reads"),
+    **dict.fromkeys(("EXISTS", "GET", "HGET", "MGET", "PTTL", "SCARD", "SISMEMBER", "SMEMBERS", "TYPE"), "reads"),
 }
 """The commands that the library sends by themselves. Of ``XGROUP`` it is ``CREATE`` alone."""
 CONNECTION: Final = frozenset(
