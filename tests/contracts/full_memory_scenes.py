@@ -16,6 +16,7 @@ from conquiet.jobs.store import JobRetention, Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from conquiet.topics.broker import Broker
+from conquiet.topics.consume.growth_limits import GrowthLimits
 from conquiet.topics.outside.scan import ends
 from conquiet.topics.produce.once import Appender, Chunk, Write, begin, forget
 from conquiet.topics.server.dead_letters import forward
@@ -190,6 +191,8 @@ async def consuming(url: str, clock: ManualClock) -> None:
     heir = await stage.acquire(topic, "g", owner="heir#1")
     call = _TAKEOVER([lease, stream, retry, attempts], "heir#1", heir.epoch, "g", "-", 10, held.owner, "", 3)
     assert len((await instance.run(stream, call))[2]) > 1
+    assert (await instance.run(stream, Script.named("leases_look")([lease])))[0] == b"heir#1"
+    assert await instance.run(stream, Script.named("group_missing")([stream], "g")) == []
     await stage.release(heir)
     keys = instance.keys
     members = [keys.members(ORDERS, "g"), keys.members_info(ORDERS, "g"), keys.generation(ORDERS, "g")]
@@ -237,6 +240,7 @@ async def operating(url: str, clock: ManualClock) -> None:
         assert await admin.trim(ORDERS) >= 20
         await admin.configure(ORDERS, Retention(max_len=1))
         await hurried(clock, admin.grow(ORDERS, 2))
+        await GrowthLimits(stage.instance, "g").look(await stage.registry.fetch(ORDERS), [])
         await stage.dead(topic, "g", 1)
         await admin.purge(ORDERS)
         await stage.create_group(topic, "other")
@@ -289,11 +293,13 @@ SCENES: Final[dict[Scene, tuple[str, ...]]] = {
     consuming: (
         *("take", "takeover", "park", "requeue", "bury", "forward", "partition_acquire", "partition_release"),
         *("lease_renew", "lease_suspect", "member_beat", "member_leave", "SISMEMBER", "SADD", "XDEL", "XRANGE"),
+        *("leases_look", "group_missing"),
     ),
     operating: (
         *("replay_begin", "replay", "replay_end", "trim", "topic_configure", "grow_plan", "grow_commit"),
         *("group_extend", "members_call", "group_reset", "group_delete", "members_drop", "lease_retire", "topic_list"),
         *("partition_look", "partition_end", "group_look", "members_look", "count_after", "pending_page"),
+        "group_finished",
         *("SREM", "UNLINK", "EXISTS", "SMEMBERS", "SCARD", "XDEL"),
     ),
     replaying_after_a_crash: ("replay_begin", "replay", "replay_end"),

@@ -53,17 +53,7 @@ async def costs_little(proxy: Crowded, caplog: pytest.LogCaptureFixture) -> None
     assert proxy.accepted - before[1] <= EACH_SECOND * SECONDS
 
 
-TOLD_BY_MEMBERS = pytest.mark.xfail(strict=False, reason="a member tells of each look at its group that fails")
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        pytest.param(name, marks=[TOLD_BY_MEMBERS] if name == "all is closed at once" else [])
-        for name in TROUBLES
-        if name != "XREADGROUP is denied"
-    ],
-)
+@pytest.mark.parametrize("trouble", [name for name in TROUBLES if name != "XREADGROUP is denied"])
 async def test_a_server_that_lets_nothing_move_is_asked_little(
     trouble: str, proxy: Crowded, broker: Broker, outside: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

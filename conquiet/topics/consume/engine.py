@@ -57,6 +57,7 @@ class Engine:
         metrics_of: Callable[[str], GroupMetrics],
         on_lost: Callable[[Partition], None],
         on_no_group: Callable[[Partition], None],
+        lines: Lines,
         delivery: type[Delivery] = Delivery,
     ) -> None:
         self.partitions: dict[str, Owned] = {}
@@ -71,7 +72,7 @@ class Engine:
         self._hands: Handling | Pulling | None = None
         self._housekeeping = Housekeeping(instance, self.partitions, group)
         self._nodes: dict[Endpoint, Node] = {}
-        self._lines = Lines(_log)
+        self._lines = lines
         self._background = Background()
         self._is_paused = self._is_ending = False
 

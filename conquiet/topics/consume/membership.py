@@ -41,6 +41,7 @@ class Membership:
         crew: Engine,
         metrics_of: Callable[[str], GroupMetrics],
         failed: Callable[[Exception], None],
+        lines: Lines,
     ) -> None:
         self._who = who
         self._crew = crew
@@ -49,7 +50,7 @@ class Membership:
         self._calls = Members(who)
         self.members: dict[str, Member] = {}
         """By topic; those that begin to join included."""
-        self._lines = Lines(_log)
+        self._lines = lines
         self.leases = PartitionLeases(who, self._beats, self._lost, self._lines)
         self._looking = Retrying(self._lines, who.instance.clock)
         self._changed = asyncio.Event()

@@ -13,6 +13,7 @@ from typing import Self
 from conquiet.errors import ConfigError
 from conquiet.kit.ids import incarnation, process_name
 from conquiet.kit.lifecycle import Life
+from conquiet.kit.retrying import Lines
 from conquiet.metrics import GroupMetrics, group_metrics
 from conquiet.topics.codec import Codec
 from conquiet.topics.consume.delivery import Delivery
@@ -74,9 +75,10 @@ class _Consumer:
         self._name = options.consumer or process_name()
         self._me = f"{self._name}#{incarnation()}"
         self._metrics: dict[str, GroupMetrics] = {}
-        self._worker = Engine(instance, group, codec, options, self._metrics_of, self._lost, self._no_group, delivery)
+        lines, heard = Lines(_log), (self._lost, self._no_group)
+        self._worker = Engine(instance, group, codec, options, self._metrics_of, *heard, lines, delivery)
         who = Identity(instance, registry, group, self._me, options)
-        self._membership = Membership(who, self._worker, self._metrics_of, self._fail)
+        self._membership = Membership(who, self._worker, self._metrics_of, self._fail, lines)
         self._failure: Exception | None = None
         life = f"consumer {self._me!r} of group {group!r}"
         self._life = Life(life, _log, handle_signals=options.handle_signals, on_stop=self._end)
