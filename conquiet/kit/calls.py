@@ -1,19 +1,50 @@
-"""One call of an async function, in a context of its own, for which no task is made."""
+"""One call of a handler: what is known of it while it runs, and one for which no task is made."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from types import CoroutineType, coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-__all__ = ["Call"]
+from msgspec import Struct
+
+__all__ = ["Call", "Run", "took"]
 
 _T = TypeVar("_T")
 
 
+class Run(Struct, Generic[_T], eq=False):
+    """One call of the handler."""
+
+    item: _T
+    task: asyncio.Task[Any]
+    started: float
+    verdict: BaseException | None = None
+    """Why it was cancelled; this is then its outcome."""
+    is_over: bool = False
+    """Whether its outcome is decided, whatever the handler still does."""
+    timer: asyncio.TimerHandle | None = None
+    thread: asyncio.Future[Any] | None = None
+    ticket: list[None] | None = None
+    """Of a call in a thread. One side takes it: the thread, which then begins, or the caller that calls it off."""
+
+    def call_off(self) -> bool:
+        """Whether the call has not begun, and now never will."""
+        return self.ticket is not None and took(self.ticket)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its task is the one that runs now; what is thrown into it otherwise comes from the end of a loop."""
+        try:
+            return asyncio.current_task() is self.task
+        except RuntimeError:  # no loop runs
+            return False
+
+
 class Call:
-    """Calls ``function`` on ``item`` at once, up to the first moment at which it waits.
+    """Calls an async ``function`` on ``item`` at once, in a context of its own, up to the moment at which it waits.
 
     Whatever it raises is kept as its ``error``. Most handlers never wait: then the call ``is_over`` right away.
     """
@@ -38,10 +69,12 @@ class Call:
             self._called, self._context, self._waits = called, context, waits
 
     @coroutine
-    def outcome(self) -> Generator[Any, Any, tuple[Any, BaseException | None]]:
+    def outcome(self) -> Generator[Any, Any, Any]:
         """What it returns or raises in the end. To be awaited by the task in which it was begun."""
+        if self.error is not None:
+            raise self.error
         if self.is_over:
-            return self.result, self.error
+            return self.result
         called, context, waits = self._called, self._context, self._waits
         while True:
             step: Callable[[Any], Any] = called.send
@@ -56,10 +89,17 @@ class Call:
             try:
                 waits = context.run(step, sent)
             except StopIteration as done:
-                return done.value, None
-            except BaseException as error:
-                return None, error
+                return done.value
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+def took(ticket: list[None]) -> bool:
+    """Whether this was the side that took it."""
+    try:
+        ticket.pop()  # in one step, whichever thread does it
+    except IndexError:
+        return False
+    return True

@@ -12,12 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from msgspec import Struct
-
-from conquiet.kit.calls import Call
+from conquiet.kit.calls import Call, Run, took
 from conquiet.kit.handlers import checked, is_async
 from conquiet.kit.loopthread import PRIVATE_LOOP, Threads
 from conquiet.kit.service import Background
@@ -31,6 +29,8 @@ _GRACE: Final = 1.0
 """Seconds that a handler has to end after it was cancelled."""
 _AT_A_STRETCH: Final = 100
 """How many items a handler that never waits handles before others get a turn on the loop."""
+_SOON: Final = 50e-6
+"""Seconds: a call that is over so soon has not waited, since the loop takes longer for a turn."""
 
 
 class Handler(Generic[_T]):
@@ -53,35 +53,14 @@ class Finished(Protocol[_T_contra]):
     def __call__(self, item: _T_contra, result: Any, error: BaseException | None, seconds: float, /) -> None: ...
 
 
-class Run(Struct, Generic[_T], eq=False):
-    """One call of the handler."""
-
-    item: _T
-    task: asyncio.Task[Any]
-    started: float
-    verdict: BaseException | None = None
-    """Why it was cancelled; this is then its outcome."""
-    is_over: bool = False
-    """Whether its outcome is decided, whatever the handler still does."""
-    timer: asyncio.TimerHandle | None = None
-    thread: asyncio.Future[Any] | None = None
-    ticket: list[None] | None = None
-    """Of a call in a thread. One side takes it: the thread, which then begins, or the caller that calls it off."""
-
-    def call_off(self) -> bool:
-        """Whether the call has not begun, and now never will."""
-        return self.ticket is not None and _took(self.ticket)
-
-
 class Runners(Generic[_T]):
     """Runs a handler on items, up to ``limit`` at a time.
 
-    A few long-lived tasks take one item after the other: while the handler never really waits, one of them does
-    everything; as soon as it waits, more start. Each call has context variables of its own. Plain functions run in
-    threads. A call that takes longer than ``timeout`` is cancelled; if that does not end it, its item goes on without
-    it, but the call keeps its place until it ends; with ``to_its_end`` the item waits for that. ``finished`` hears each
-    outcome once, ``withdrawn`` of an item whose thread had not begun when its call was cancelled. An item for which
-    ``is_held`` is false is passed over.
+    While the handler never really waits, one task takes one item after the other; as soon as it waits, each item has
+    a task. Each call has context variables of its own. Plain functions run in threads. A call that takes longer than
+    ``timeout`` is cancelled; if that does not end it, its item goes on without it, but the call keeps its place until
+    it ends; with ``to_its_end`` the item waits for that. ``finished`` hears each outcome once, ``withdrawn`` of an item
+    whose thread had not begun when its call was cancelled. An item for which ``is_held`` is false is passed over.
     """
 
     def __init__(
@@ -102,7 +81,7 @@ class Runners(Generic[_T]):
         self.is_open = True
         """Whether calls may begin; what is ready waits otherwise."""
         self._handler = handler.call
-        self._key: Callable[[_T], Hashable] = key or _itself
+        self._key = key
         self._limit = limit
         self._finished = finished
         self._withdrawn = withdrawn
@@ -116,7 +95,8 @@ class Runners(Generic[_T]):
         self._runs: dict[Hashable, Run[_T]] = {}
         self._in_threads: dict[asyncio.Future[Any], _T] = {}
         self._tasks = 0
-        self._is_due = self._closing = False
+        self._is_due = self._closing = self._waits = False
+        self._context: Context | None = None
         self._background = Background()
         self.freed = asyncio.Event()
         """Set whenever a place becomes free."""
@@ -158,6 +138,8 @@ class Runners(Generic[_T]):
     def begin(self, items: Iterable[_T]) -> None:
         """Call the handler on these as soon as possible."""
         self.put(items)
+        if self._context is None:
+            self._context = copy_context()
         self._wake()
 
     def withdraw(self) -> list[_T]:
@@ -224,7 +206,7 @@ class Runners(Generic[_T]):
         if self._ready and self.is_open and not self._is_due and self._tasks < self._limit:
             self._is_due = True
             if not self._tasks:
-                self._start()
+                self._start(1)
             asyncio.get_running_loop().call_soon(self._start_more)
 
     def _start_more(self) -> None:
@@ -232,12 +214,15 @@ class Runners(Generic[_T]):
         # task lets others have theirs.
         self._is_due = False
         if len(self._runs) >= self._tasks:
-            for _ in range(min(len(self._ready), self._limit - self._tasks)):
-                self._start()
+            self._start(min(len(self._ready), self._limit - self._tasks))
 
-    def _start(self) -> None:
-        self._tasks += 1
-        self._background.start(self._work(), self._name)
+    def _start(self, count: int) -> None:
+        assert self._context is not None
+        work = self._one if self._waits else self._work
+        self._tasks += count
+        for _ in range(count):
+            # Not the context of the caller, which may be that of a call that is over.
+            self._background.start(work(), self._name, self._context.copy())
 
     async def _work(self) -> None:
         turns, task = 0, asyncio.current_task()
@@ -251,11 +236,31 @@ class Runners(Generic[_T]):
                 started = time.perf_counter()
                 call = None if self._threads is not None else Call(self._handler, item)
                 if call is None or task.cancelling() or not self._ran(item, call, started):
+                    self._waits = call is not None and not call.is_over
                     await self._run(Run(item, task, started), call)
+                    if self._waits:
+                        return
                 turns += 1
                 if turns % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
                     self._wake()  # if the next call waits, the others need not wait for it
+        finally:
+            self._tasks -= 1
+            self._wake()
+
+    async def _one(self) -> None:
+        """Handle one item in this task and its context, which costs less than a :class:`Call` that waits."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            while self._ready and self.is_open:
+                item = self._ready.popleft()
+                if self._is_held(item):
+                    started = time.perf_counter()
+                    await self._run(Run(item, task, started))
+                    self._waits = time.perf_counter() - started > _SOON
+                    return
+                self.freed.set()
         finally:
             self._tasks -= 1
             self._wake()
@@ -271,18 +276,28 @@ class Runners(Generic[_T]):
         self.freed.set()
         return True
 
-    async def _run(self, run: Run[_T], call: Call | None) -> None:
-        key = self._key(run.item)
+    async def _run(self, run: Run[_T], call: Call | None = None) -> None:
+        result, error = None, None
+        key = self._named(run.item)
         self._runs[key] = run
         if self._timeout is not None:
             run.timer = asyncio.get_running_loop().call_later(self._timeout, self._overtime, run)
         try:
-            result, error = await (self._in_thread(run) if call is None else call.outcome())
-            self._end_cancellation(run, error)
+            try:
+                if call is not None:
+                    result = await call.outcome()
+                else:
+                    result = await (self._handler(run.item) if self._threads is None else self._in_thread(run))
+            except BaseException as raised:
+                if isinstance(raised, GeneratorExit) and not run.is_current:
+                    raise  # the loop is gone, and no outcome can be heard
+                error = raised
+            if error is not None or run.task.cancelling():
+                self._end_cancellation(run, error)
             if self._to_its_end and run.thread is not None and not run.is_over:
                 await self._thread_ended(run)
             self._report(run, result, run.verdict or error)
-            if isinstance(error, KeyboardInterrupt):
+            if error is not None and isinstance(error, KeyboardInterrupt):
                 raise error  # it is an outcome, and the user's wish to end the program
             if run.thread is not None and not run.thread.done():
                 await asyncio.wait([run.thread])
@@ -325,9 +340,12 @@ class Runners(Generic[_T]):
 
     def _misjudged(self, item: _T, mistake: Exception, started: float) -> None:
         """Whatever went wrong with an outcome: the item must not be held for ever."""
-        _log.error("the outcome of %s %r could not be judged", self._name, self._key(item), exc_info=mistake)
+        _log.error("the outcome of %s %r could not be judged", self._name, self._named(item), exc_info=mistake)
         judging = RuntimeError(f"{type(mistake).__name__} in judging the outcome")
         self._finished(item, None, judging, time.perf_counter() - started)
+
+    def _named(self, item: _T) -> Hashable:
+        return item if self._key is None else self._key(item)
 
     # --- ends that are not the handler's ----------------------------------------------------------------------
 
@@ -343,26 +361,23 @@ class Runners(Generic[_T]):
 
     def _give_up(self, run: Run[_T]) -> None:
         if not run.is_over:
-            _log.error("the handler does not end, though it was cancelled: %s %r", self._name, self._key(run.item))
+            _log.error("the handler does not end, though it was cancelled: %s %r", self._name, self._named(run.item))
             self._report(run, None, run.verdict)
             self.freed.set()
 
     # --- calling ----------------------------------------------------------------------------------------------
 
-    async def _in_thread(self, run: Run[_T]) -> tuple[Any, BaseException | None]:
+    async def _in_thread(self, run: Run[_T]) -> Any:
         assert self._threads is not None
         run.ticket = [None]
         context = copy_context()
         run.thread = self._threads.run(lambda: context.run(self._begun, run))
         self._in_threads[run.thread] = run.item
         run.thread.add_done_callback(self._left_thread)
-        try:
-            await asyncio.wait([run.thread])
-            found = run.thread.result()
-            # A callable that gives an awaitable was async in disguise: a lambda, a partial.
-            return (await found if inspect.isawaitable(found) else found), None
-        except BaseException as error:
-            return None, error
+        await asyncio.wait([run.thread])
+        found = run.thread.result()
+        # A callable that gives an awaitable was async in disguise: a lambda, a partial.
+        return await found if inspect.isawaitable(found) else found
 
     def _left_thread(self, thread: asyncio.Future[Any] | None) -> None:
         if thread is not None:
@@ -370,7 +385,7 @@ class Runners(Generic[_T]):
 
     def _begun(self, run: Run[_T]) -> Any:
         # A thread may start so late that the call was called off, and the item belongs to others.
-        if run.ticket is None or not _took(run.ticket):
+        if run.ticket is None or not took(run.ticket):
             return None
         try:
             return self._handler(run.item)
@@ -378,15 +393,3 @@ class Runners(Generic[_T]):
             raise
         except BaseException as error:  # it would end a program; in a thread it ends this call only
             raise RuntimeError(f"the handler raised {type(error).__name__}") from error
-
-
-def _itself(item: Hashable) -> Hashable:
-    return item
-
-
-def _took(ticket: list[None]) -> bool:
-    try:
-        ticket.pop()  # in one step, whichever thread does it
-    except IndexError:
-        return False
-    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import math
 from collections.abc import Coroutine
@@ -30,9 +31,11 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
-        """Run ``work`` beside the caller, on the running loop."""
-        task = asyncio.get_running_loop().create_task(work, name=f"conquiet-{name}")
+    def start(
+        self, work: Coroutine[Any, Any, _T], name: str, context: contextvars.Context | None = None
+    ) -> asyncio.Task[_T]:
+        """Run ``work`` beside the caller, on the running loop, in a copy of the caller's context if none is given."""
+        task = asyncio.get_running_loop().create_task(work, name=f"conquiet-{name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

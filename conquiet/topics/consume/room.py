@@ -46,7 +46,10 @@ def _reclaimed(free: int, owned: Collection[Partition], hungry: Sequence[Partiti
     """
     least = _fair(limit, sum(part.load > 0 or part in hungry for part in owned))
     missing = sum(min(least - part.load, batch) for part in hungry if part.load < least) - free
-    for part in sorted(owned, key=lambda part: part.blocked, reverse=True) if missing > 0 else ():
+    rich = [part for part in owned if part.blocked and part.load > least] if missing > 0 else []
+    for part in sorted(rich, key=lambda part: part.blocked, reverse=True):
+        if missing <= 0:
+            break
         gone = part.shed(min(missing, part.load - least))
         missing -= gone
         free += gone
