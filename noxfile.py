@@ -20,6 +20,11 @@ HERE = Path(__file__).parent
 KEPT = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(HERE / ".nox" / "bytecode")}
 CODE = ["conquiet", "tests", "examples", "noxfile.py"]
 PEERS = ["arq~=0.28", "asyncpg~=0.30", "pgqueuer~=1.6", "saq~=0.26", "streaq~=7.2"]
+# Tests of real processes that hold them to a time, or need all of the machine.
+ALONE = [
+    f"tests/system/test_{name}.py"
+    for name in ("balance_kill", "jobs_blocking", "jobs_chaos", "jobs_kill", "topics_chaos", "topics_scale")
+]
 MATRIX = [
     ("3.11", "pyspark~=4.0.0"),
     ("3.11", "pyspark~=4.1.0"),
@@ -110,12 +115,9 @@ def tests(session: nox.Session) -> None:
         # By stealing, each process has a part of the tests on one server: by files, it would start each one every time.
         spread = ["--numprocesses=4", "--dist=worksteal"]
         environment.run("python", "-m", "pytest", *spread, "--ignore=tests/spark", "--ignore=tests/system", "-q")
-    # Of real processes, alone run those that hold them to a time, or need all of the machine.
-    names = ("balance_kill", "jobs_blocking", "jobs_chaos", "jobs_kill", "topics_chaos", "topics_scale")
-    alone = [f"tests/system/test_{name}.py" for name in names]
-    others = [f"--ignore={file}" for file in alone]
+    others = [f"--ignore={file}" for file in ALONE]
     environment.run("python", "-m", "pytest", "--numprocesses=2", "--dist=worksteal", "tests/system", *others, "-q")
-    environment.run("python", "-m", "pytest", *alone, "-q")
+    environment.run("python", "-m", "pytest", *ALONE, "-q")
 
 
 @nox.session(venv_backend="none")
@@ -147,9 +149,14 @@ def system(session: nox.Session) -> None:
     """Real processes, kills and restarts, and every fault at every step, at full size."""
     patterns = ("*/test_boundaries.py", "*/test_calls.py", "*/test_cancelled_*.py", "contracts/test_full_memory*.py")
     faults = [path for one in (*patterns, "contracts/test_lost_writes_*.py") for path in Path("tests").glob(one)]
-    files = ["tests/system", "tests/spark/test_kill.py", *map(str, sorted(faults))]
-    arguments = [*files, "--timeout=1200", *session.posargs]
-    Environment(session).run("python", "-m", "pytest", *arguments, CONQUIET_TEST_SCALE="1")
+    environment, limit = Environment(session), "--timeout=1200"
+    if session.posargs:
+        environment.run("python", "-m", "pytest", limit, *session.posargs, CONQUIET_TEST_SCALE="1")
+        return
+    files = ["tests/system", *map(str, sorted(faults)), *(f"--ignore={file}" for file in ALONE)]
+    spread = ["--numprocesses=2", "--dist=worksteal"]
+    environment.run("python", "-m", "pytest", limit, "-q", *spread, *files, CONQUIET_TEST_SCALE="1")
+    environment.run("python", "-m", "pytest", limit, "-q", *ALONE, "tests/spark/test_kill.py", CONQUIET_TEST_SCALE="1")
 
 
 @nox.session(venv_backend="none")
