@@ -153,10 +153,12 @@ def system(session: nox.Session) -> None:
     if session.posargs:
         environment.run("python", "-m", "pytest", limit, *session.posargs, CONQUIET_TEST_SCALE="1")
         return
-    files = ["tests/system", *map(str, sorted(faults)), *(f"--ignore={file}" for file in ALONE)]
+    # At full size these measure how long a call holds the server.
+    alone = [*ALONE, *(f"tests/system/test_{name}.py" for name in ("balance_scale", "jobs_scale", "topics_bounded"))]
+    files = ["tests/system", *map(str, sorted(faults)), *(f"--ignore={file}" for file in alone)]
     spread = ["--numprocesses=2", "--dist=worksteal"]
     environment.run("python", "-m", "pytest", limit, "-q", *spread, *files, CONQUIET_TEST_SCALE="1")
-    environment.run("python", "-m", "pytest", limit, "-q", *ALONE, "tests/spark/test_kill.py", CONQUIET_TEST_SCALE="1")
+    environment.run("python", "-m", "pytest", limit, "-q", *alone, "tests/spark/test_kill.py", CONQUIET_TEST_SCALE="1")
 
 
 @nox.session(venv_backend="none")

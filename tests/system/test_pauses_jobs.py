@@ -88,6 +88,8 @@ class Scene:
         async with worker_here(crew.home.url, crew.space, crew.log, "heir", gate, LEASE_OF_HEIR):
             if (self.step.call, self.side, do) != ("settle", "after", "done"):
                 await crew.begun("heir")
+            else:  # the answer that is kept may be on its way before the commit of its transaction is
+                await all_finished(self.work)
             await self._go_on()
             gate.touch()
             await all_finished(self.work)
