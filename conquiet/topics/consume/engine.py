@@ -315,14 +315,14 @@ class Engine:
     def _plan(self, node: Node, mine: Sequence[Owned], free: int) -> _Plan:
         """What all partitions of a node want; what they wait for, if they want nothing, is noted at the node."""
         now = self._instance.clock.monotonic()
-        parts = [owned.partition for owned in mine]
-        if not node.news.is_waiting and any(part.is_hot and part.is_hungry(now) for part in parts):
+        hungry = [owned.partition for owned in mine if owned.partition.is_hungry(now)]
+        if not node.news.is_waiting and any(part.is_hot for part in hungry):
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
-        hungry = node.in_turn([part for part in parts if part.is_hungry(now)])
+            hungry = [owned.partition for owned in mine if owned.partition.is_hungry(now)]
         options, everything = self._options, [owned.partition for owned in self.partitions.values()]
-        room, spare = shared_out(free, everything, hungry, options.max_inflight, options.batch_size)
+        room, spare = shared_out(free, everything, node.in_turn(hungry), options.max_inflight, options.batch_size)
         is_alone = not any(owned.hand.isolation.has_one for owned in self.partitions.values())
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)

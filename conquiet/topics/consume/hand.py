@@ -79,7 +79,7 @@ class Hand:
     def admit_new(self, deliveries: Sequence[Delivery]) -> None:
         """New ones are in hand: those ready to run whose keys are free."""
         held, admit, ready = self._held, self.order.admit, self._ready
-        if self.order.is_keyless and not any(delivery.fate for delivery in deliveries):
+        if self.order.is_keyless and not [delivery for delivery in deliveries if delivery.fate]:
             held.update({delivery.id: delivery for delivery in deliveries})
             ready += deliveries
             deliveries = ()
@@ -137,10 +137,11 @@ class Hand:
         """Those of many that may begin."""
         if not self._lease.is_safe(now):
             return [delivery for delivery in deliveries if self.begin(delivery, now)]
-        held = self._held
-        some = [delivery for delivery in deliveries if held.get(delivery.id) is delivery]
-        for delivery in some:
-            delivery.begun = now
+        held, some = self._held, list[Delivery]()
+        for delivery in deliveries:
+            if held.get(delivery.id) is delivery:
+                delivery.begun = now
+                some.append(delivery)
         return some
 
     def revive(self, now: float) -> None:

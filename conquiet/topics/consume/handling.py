@@ -132,7 +132,8 @@ class Handling:
             errors = [error] * len(deliveries) if error is not None else _outcomes(result, len(deliveries))
             for delivery, one in zip(deliveries, errors, strict=True):
                 self._engine.finished(delivery, None, one, each)
-        self._runners.begin(self._batches.free(batch.owner))
+        if following := self._batches.free(batch.owner):
+            self._runners.begin(following)
 
 
 @dataclass(slots=True, eq=False)
@@ -148,12 +149,12 @@ class _Batches:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._ready: dict[Owned, deque[Delivery]] = {}
+        self._ready: dict[Owned, list[Delivery]] = {}
         self._busy: set[Owned] = set()
 
     def add(self, owner: Owned, deliveries: Iterable[Delivery]) -> list[_Batch]:
         """The batches that may begin now."""
-        self._ready.setdefault(owner, deque()).extend(deliveries)
+        self._ready.setdefault(owner, []).extend(deliveries)
         return self._next(owner)
 
     def free(self, owner: Owned) -> list[_Batch]:
@@ -163,13 +164,10 @@ class _Batches:
 
     def fill(self, owner: Owned) -> list[Delivery]:
         """What is ready of a partition, as much as a batch may have."""
-        ready = self._ready.get(owner)
-        if ready is None:
-            return []
-        some = [ready.popleft() for _ in range(min(self._size, len(ready)))]
-        if not ready:
-            del self._ready[owner]
-        return some
+        ready = self._ready.pop(owner, [])
+        if len(ready) > self._size:
+            self._ready[owner] = ready[self._size :]
+        return ready[: self._size]
 
     def _next(self, owner: Owned) -> list[_Batch]:
         if owner in self._busy or owner not in self._ready:

@@ -109,10 +109,16 @@ class Partition:
             return _NOTHING
         if now < self._ask_at:
             return Request(until=self._ask_at)
-        self.hand.revive(now)
-        settlements = self.hand.settlements
-        steps = [*self._takes(now, room), *settlements.writing(), *settlements.acknowledging(self._last_id)]
-        steps += self._marks(may_isolate)
+        hand, settlements = self.hand, self.hand.settlements
+        hand.revive(now)
+        steps: list[Step] = []
+        # What blocks others is let in even when there is no room: else none would ever be made.
+        if (room > 0 or hand.order.blocks) and self.is_hungry(now):
+            steps += self._takes(now, room)
+        if settlements:
+            steps += (*settlements.writing(), *settlements.acknowledging(self._last_id))
+        if hand.isolation.is_wanting:
+            steps += self._marks(may_isolate)
         for step in steps:
             settlements.sending += step.carried
             self._asking += step.asked
@@ -120,17 +126,14 @@ class Partition:
 
     def _takes(self, now: float, room: int) -> Iterable[Step]:
         """A page of the pending list, if that is to be read, or new and due entries."""
-        if not self.is_hungry(now):
-            return ()
-        blocks, is_due = self.hand.order.blocks, self._is_due(now)
+        is_due = self._is_due(now)
         if self._page is not None:
             if room > 0 and (self._is_roomy or not self.blocked):
                 return [Step("page", id=self._page, size=min(server.MOST_PAGED, room))]
             # More may be pending behind a parked message than there is room for.
-            fresh, due = 0, 1 if is_due and (blocks or room > 0) else 0
+            fresh, due = 0, 1 if is_due else 0
         else:
-            # What blocks others is let in even when there is no room: else none would ever be made.
-            due = max((room + 1) // 2, 1 if blocks else 0) if is_due else 0
+            due = max((room + 1) // 2, 1) if is_due else 0
             fresh = max(room - due, 0) if self._may_take_new else 0
         if not fresh and not due:
             return ()
