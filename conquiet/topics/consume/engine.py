@@ -15,12 +15,13 @@ from conquiet.kit.service import Background
 from conquiet.metrics import GroupMetrics
 from conquiet.topics.codec import Codec
 from conquiet.topics.consume.delivery import Deliveries, Delivery
-from conquiet.topics.consume.handling import Handling, Pulling
+from conquiet.topics.consume.handling import Handling
 from conquiet.topics.consume.housekeeping import Housekeeping
 from conquiet.topics.consume.node import Node
 from conquiet.topics.consume.owned import Owned
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.partition_leases import Acquired
+from conquiet.topics.consume.pulling import Pulling
 from conquiet.topics.consume.requests import Step
 from conquiet.topics.consume.room import shared_out
 from conquiet.topics.options import SubscribeOptions

@@ -9,8 +9,7 @@ from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.isolation import Isolation
 from conquiet.topics.consume.key_order import KeyOrder, Parked
 from conquiet.topics.consume.outcomes import Bury, Outcome, Park
-from conquiet.topics.consume.requests import Failed
-from conquiet.topics.consume.settlements import Settlements
+from conquiet.topics.consume.requests import Failed, Settlements
 from conquiet.topics.options import SubscribeOptions
 from conquiet.wire.lease import Lease
 
