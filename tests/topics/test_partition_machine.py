@@ -100,7 +100,7 @@ class Consuming(RuleBasedStateMachine):
             case "distrust":
                 part.distrust()
             case "unsafe" | "safe":
-                part._lease.deadline = FOR_EVER if what == "safe" else 0.0
+                part.lease.deadline = FOR_EVER if what == "safe" else 0.0
             case _:
                 for _ in range(count + 1 if what == "crash" else 1):
                     self.change_owner(at, what == "crash")
@@ -122,7 +122,7 @@ class Consuming(RuleBasedStateMachine):
 
     def check(self, part: Partition, asked: int, listens: str | None) -> None:
         """It never asks for what it may not take, nor waits for it."""
-        may_not = self.paused or part.is_draining or part.is_lost or part._lease.deadline == 0.0
+        may_not = self.paused or part.is_draining or part.is_lost or part.lease.deadline == 0.0
         if may_not or part.hand.isolation.is_active:
             assert not asked
             assert listens is None
@@ -136,7 +136,7 @@ class Consuming(RuleBasedStateMachine):
     def handle(self) -> None:
         for part, delivery in self.consumer.begin():
             place = (part.index, delivery.id)
-            assert part._lease.is_safe(self.consumer.now)
+            assert part.lease.is_safe(self.consumer.now)
             assert not part.is_draining
             key = None if self.options.batch_handler else delivery.key
             if key is not None and place not in self.handled:
@@ -191,7 +191,7 @@ class Consuming(RuleBasedStateMachine):
             return
         self.pause(False)
         for part in self.consumer.parts:
-            part._lease.deadline = FOR_EVER
+            part.lease.deadline = FOR_EVER
             part.limit_to(None)
             part.keep()
         for _ in range(ENOUGH):
@@ -254,9 +254,9 @@ def consumer_of(*keys: str | None, **changes: int) -> Consumer:
 def test_nothing_begins_once_the_lease_may_have_run_out() -> None:
     consumer = consumer_of("a", "b")
     [part] = consumer.parts
-    part._lease.deadline = 0.0
+    part.lease.deadline = 0.0
     assert not consumer.begin()
-    part._lease.deadline = FOR_EVER
+    part.lease.deadline = FOR_EVER
     consumer.exchange(consumer.wanted())
     assert len(consumer.begin()) == 2
 

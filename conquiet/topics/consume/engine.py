@@ -15,12 +15,13 @@ from conquiet.kit.service import Background
 from conquiet.metrics import GroupMetrics
 from conquiet.topics.codec import Codec
 from conquiet.topics.consume.delivery import Deliveries, Delivery
-from conquiet.topics.consume.handling import Handling, Pulling
+from conquiet.topics.consume.handling import Handling
 from conquiet.topics.consume.housekeeping import Housekeeping
 from conquiet.topics.consume.node import Node
 from conquiet.topics.consume.owned import Owned
 from conquiet.topics.consume.partition import Partition
 from conquiet.topics.consume.partition_leases import Acquired
+from conquiet.topics.consume.pulling import Pulling
 from conquiet.topics.consume.requests import Step
 from conquiet.topics.consume.room import shared_out
 from conquiet.topics.options import SubscribeOptions
@@ -315,14 +316,14 @@ class Engine:
     def _plan(self, node: Node, mine: Sequence[Owned], free: int) -> _Plan:
         """What all partitions of a node want; what they wait for, if they want nothing, is noted at the node."""
         now = self._instance.clock.monotonic()
-        parts = [owned.partition for owned in mine]
-        if not node.news.is_waiting and any(part.is_hot and part.is_hungry(now) for part in parts):
+        hungry = [owned.partition for owned in mine if owned.partition.is_hungry(now)]
+        if not node.news.is_waiting and any(part.is_hot for part in hungry):
             for owned in mine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
-        hungry = node.in_turn([part for part in parts if part.is_hungry(now)])
+            hungry = [owned.partition for owned in mine if owned.partition.is_hungry(now)]
         options, everything = self._options, [owned.partition for owned in self.partitions.values()]
-        room, spare = shared_out(free, everything, hungry, options.max_inflight, options.batch_size)
+        room, spare = shared_out(free, everything, node.in_turn(hungry), options.max_inflight, options.batch_size)
         is_alone = not any(owned.hand.isolation.has_one for owned in self.partitions.values())
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)

@@ -9,8 +9,7 @@ from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.isolation import Isolation
 from conquiet.topics.consume.key_order import KeyOrder, Parked
 from conquiet.topics.consume.outcomes import Bury, Outcome, Park
-from conquiet.topics.consume.requests import Failed
-from conquiet.topics.consume.settlements import Settlements
+from conquiet.topics.consume.requests import Failed, Settlements
 from conquiet.topics.options import SubscribeOptions
 from conquiet.wire.lease import Lease
 
@@ -79,7 +78,7 @@ class Hand:
     def admit_new(self, deliveries: Sequence[Delivery]) -> None:
         """New ones are in hand: those ready to run whose keys are free."""
         held, admit, ready = self._held, self.order.admit, self._ready
-        if self.order.is_keyless and not any(delivery.fate for delivery in deliveries):
+        if self.order.is_keyless and not [delivery for delivery in deliveries if delivery.fate]:
             held.update({delivery.id: delivery for delivery in deliveries})
             ready += deliveries
             deliveries = ()
@@ -137,10 +136,11 @@ class Hand:
         """Those of many that may begin."""
         if not self._lease.is_safe(now):
             return [delivery for delivery in deliveries if self.begin(delivery, now)]
-        held = self._held
-        some = [delivery for delivery in deliveries if held.get(delivery.id) is delivery]
-        for delivery in some:
-            delivery.begun = now
+        held, some = self._held, list[Delivery]()
+        for delivery in deliveries:
+            if held.get(delivery.id) is delivery:
+                delivery.begun = now
+                some.append(delivery)
         return some
 
     def revive(self, now: float) -> None:

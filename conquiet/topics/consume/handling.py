@@ -1,10 +1,9 @@
-"""Who handles what was taken: the user's handler, called for each message or for batches, or the user who pulls."""
+"""The user's handler, called for each message or for batches."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -14,14 +13,13 @@ from conquiet.kit import runners
 from conquiet.kit.clock import Clock
 from conquiet.message import Message
 from conquiet.topics.consume.delivery import Delivery
-from conquiet.topics.consume.standstill import Standstill
 from conquiet.topics.options import SubscribeOptions
 
 if TYPE_CHECKING:
     from conquiet.topics.consume.engine import Engine
     from conquiet.topics.consume.owned import Owned
 
-__all__ = ["BatchHandler", "Handler", "Handling", "Pulling"]
+__all__ = ["BatchHandler", "Handler", "Handling"]
 
 Handler: TypeAlias = Callable[[Message], Awaitable[None]] | Callable[[Message], None]
 BatchHandler: TypeAlias = (
@@ -85,14 +83,6 @@ class Handling:
         return self._runners.has_ready
 
     @property
-    def running(self) -> set[Owned]:
-        """The partitions of which something is being handled."""
-        found: set[Owned] = set()
-        for item in self._runners.items:
-            found.add(item.owner)
-        return found
-
-    @property
     def in_threads(self) -> set[Owned]:
         """The partitions of which a handler runs in a thread, which nothing can end."""
         return {item.owner for item in self._runners.in_threads}
@@ -132,7 +122,8 @@ class Handling:
             errors = [error] * len(deliveries) if error is not None else _outcomes(result, len(deliveries))
             for delivery, one in zip(deliveries, errors, strict=True):
                 self._engine.finished(delivery, None, one, each)
-        self._runners.begin(self._batches.free(batch.owner))
+        if following := self._batches.free(batch.owner):
+            self._runners.begin(following)
 
 
 @dataclass(slots=True, eq=False)
@@ -148,12 +139,12 @@ class _Batches:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._ready: dict[Owned, deque[Delivery]] = {}
+        self._ready: dict[Owned, list[Delivery]] = {}
         self._busy: set[Owned] = set()
 
     def add(self, owner: Owned, deliveries: Iterable[Delivery]) -> list[_Batch]:
         """The batches that may begin now."""
-        self._ready.setdefault(owner, deque()).extend(deliveries)
+        self._ready.setdefault(owner, []).extend(deliveries)
         return self._next(owner)
 
     def free(self, owner: Owned) -> list[_Batch]:
@@ -163,13 +154,10 @@ class _Batches:
 
     def fill(self, owner: Owned) -> list[Delivery]:
         """What is ready of a partition, as much as a batch may have."""
-        ready = self._ready.get(owner)
-        if ready is None:
-            return []
-        some = [ready.popleft() for _ in range(min(self._size, len(ready)))]
-        if not ready:
-            del self._ready[owner]
-        return some
+        ready = self._ready.pop(owner, [])
+        if len(ready) > self._size:
+            self._ready[owner] = ready[self._size :]
+        return ready[: self._size]
 
     def _next(self, owner: Owned) -> list[_Batch]:
         if owner in self._busy or owner not in self._ready:
@@ -189,54 +177,3 @@ def _outcome(outcome: object) -> BaseException | None:
     if outcome is None or isinstance(outcome, BaseException):
         return outcome
     return ConfigError(f"the outcome of a message is None or an exception, not {outcome!r}")
-
-
-class Pulling:
-    """The place of handlers where the user pulls: deliveries wait until they are asked for.
-
-    Closing does not wait for pulled messages: they can no longer be settled.
-    """
-
-    finishes = False
-
-    def __init__(self, standstill: Standstill, clock: Clock) -> None:
-        self._ready: deque[Delivery] = deque()
-        self._standstill = standstill
-        self._clock = clock
-        self._news = asyncio.Event()
-
-    @property
-    def has_ready(self) -> bool:
-        """Nobody need wait for the caller to come."""
-        return False
-
-    @property
-    def in_threads(self) -> set[Owned]:
-        """Nothing runs here."""
-        return set()
-
-    def begin(self, owner: Owned, deliveries: Iterable[Delivery]) -> None:
-        """Keep these until they are asked for."""
-        self._ready.extend(deliveries)
-        self._news.set()
-
-    def wake(self) -> None:
-        """There may be an end."""
-        self._news.set()
-
-    async def next(self, ending: asyncio.Event) -> Delivery | None:
-        """The next delivery, waiting for one; ``None`` once ``ending`` is set."""
-        while not ending.is_set():
-            while self._ready:
-                delivery = self._ready.popleft()
-                if delivery.owner.hand.begin(delivery, self._clock.monotonic()):
-                    self._standstill.end()
-                    return delivery
-            self._news.clear()
-            await self._standstill.wait(self._news)
-        return None
-
-    async def aclose(self) -> None:
-        """Nothing runs here; whoever waits is told."""
-        self._standstill.end()
-        self._news.set()

@@ -29,6 +29,11 @@ class Isolation:
         return self._current is not None or bool(self._waiting)
 
     @property
+    def is_wanting(self) -> bool:
+        """Whether :meth:`wants` may have something to note."""
+        return self._is_noted or bool(self._waiting)
+
+    @property
     def has_one(self) -> bool:
         """Whether a suspect is being handled, or about to be."""
         return self._current is not None

@@ -14,7 +14,6 @@ from conquiet.topics.consume.partition_leases import Acquired
 from conquiet.topics.consume.requests import Failed, Request, Step
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server import partition as server
-from conquiet.wire.lease import Lease
 
 __all__ = ["Partition"]
 
@@ -47,7 +46,7 @@ class Partition:
         self.is_doubtful = False
         """Whether the server does not know something that it has confirmed."""
         self.is_draining = False
-        self._lease = acquired.lease
+        self.lease = acquired.lease
         self._options = options
         self._deliveries = deliveries
         self._last_id = acquired.last_id
@@ -68,14 +67,9 @@ class Partition:
     # --- how it is doing ----------------------------------------------------------------------------------------
 
     @property
-    def lease(self) -> Lease:
-        """By which it is owned."""
-        return self._lease
-
-    @property
     def is_lost(self) -> bool:
         """Whether the lease is another owner's."""
-        return self._lease.lost
+        return self.lease.lost
 
     @property
     def load(self) -> int:
@@ -92,7 +86,7 @@ class Partition:
     def may_take(self, now: float) -> bool:
         """Whether anything at all may be taken now."""
         is_closed = self._is_paused or self.is_draining or self.hand.isolation.is_active or self._asking > 0
-        return not is_closed and now >= self._ask_at and self._lease.is_safe(now)
+        return not is_closed and now >= self._ask_at and self.lease.is_safe(now)
 
     def is_hungry(self, now: float) -> bool:
         """Whether it would take something now, if there is room."""
@@ -105,14 +99,20 @@ class Partition:
 
         If it wants nothing now, it waits for what could be taken with ``spare`` room.
         """
-        if self._lease.lost:
+        if self.lease.lost:
             return _NOTHING
         if now < self._ask_at:
             return Request(until=self._ask_at)
-        self.hand.revive(now)
-        settlements = self.hand.settlements
-        steps = [*self._takes(now, room), *settlements.writing(), *settlements.acknowledging(self._last_id)]
-        steps += self._marks(may_isolate)
+        hand, settlements = self.hand, self.hand.settlements
+        hand.revive(now)
+        steps: list[Step] = []
+        # What blocks others is let in even when there is no room: else none would ever be made.
+        if (room > 0 or hand.order.blocks) and self.is_hungry(now):
+            steps += self._takes(now, room)
+        if settlements:
+            steps += (*settlements.writing(), *settlements.acknowledging(self._last_id))
+        if hand.isolation.is_wanting:
+            steps += self._marks(may_isolate)
         for step in steps:
             settlements.sending += step.carried
             self._asking += step.asked
@@ -120,17 +120,14 @@ class Partition:
 
     def _takes(self, now: float, room: int) -> Iterable[Step]:
         """A page of the pending list, if that is to be read, or new and due entries."""
-        if not self.is_hungry(now):
-            return ()
-        blocks, is_due = self.hand.order.blocks, self._is_due(now)
+        is_due = self._is_due(now)
         if self._page is not None:
             if room > 0 and (self._is_roomy or not self.blocked):
                 return [Step("page", id=self._page, size=min(server.MOST_PAGED, room))]
             # More may be pending behind a parked message than there is room for.
-            fresh, due = 0, 1 if is_due and (blocks or room > 0) else 0
+            fresh, due = 0, 1 if is_due else 0
         else:
-            # What blocks others is let in even when there is no room: else none would ever be made.
-            due = max((room + 1) // 2, 1 if blocks else 0) if is_due else 0
+            due = max((room + 1) // 2, 1) if is_due else 0
             fresh = max(room - due, 0) if self._may_take_new else 0
         if not fresh and not due:
             return ()
@@ -226,7 +223,7 @@ class Partition:
 
         What was in hand, what was to be acknowledged, and what has failed.
         """
-        self._lease.lost = True
+        self.lease.lost = True
         return self.hand.abandon()
 
     # --- answers ----------------------------------------------------------------------------------------------
@@ -248,7 +245,7 @@ class Partition:
     def fenced(self, step: Step) -> list[Delivery]:
         """The lease is another owner's: nothing was changed. The deliveries that were not settled."""
         self._ended(step)
-        self._lease.lost = True
+        self.lease.lost = True
         return [*step.acks, *(delivery for delivery, _ in step.failed)]
 
     def received(self, step: Step, answer: server.Answer, now: float) -> Sequence[Delivery]:
@@ -257,7 +254,7 @@ class Partition:
         if not self.hand.settlements.failed:  # else something was refused, and is asked for again more and more rarely
             self.failures = 0
         settled = self.hand.settlements.confirmed(step)
-        is_over = self.is_draining or self._lease.lost  # what came stays pending, and is taken over in order
+        is_over = self.is_draining or self.lease.lost  # what came stays pending, and is taken over in order
         if isinstance(answer, server.Taken):
             self._due_at = None if answer.next_due is None else now + answer.next_due
             if step.fresh:
@@ -311,7 +308,7 @@ class Partition:
             mine = self.hand.content(delivery.id)
             if mine is not None and mine != delivery.content:
                 # Its clock went back, too: what becomes of the one that it lost must not be said of this one.
-                self._lease.lost = True
+                self.lease.lost = True
                 return
             if not self.hand.knows(delivery.id):
                 self.hand.admit(delivery)

@@ -20,7 +20,7 @@ def shared_out(
 
     Room for them is made, where it is needed, at partitions that have more than their share.
     """
-    if hungry and len(owned) > 1:
+    if hungry and len(owned) > 1 and any(part.blocked for part in owned):
         free = _reclaimed(free, owned, hungry, limit, batch)
     room = dict(zip(hungry, _shares(free, len(hungry), batch), strict=True)) if hungry else {}
     return room, max(free, 0) or _reclaimable(owned, limit)

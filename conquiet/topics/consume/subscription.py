@@ -18,10 +18,10 @@ from conquiet.metrics import GroupMetrics, group_metrics
 from conquiet.topics.codec import Codec
 from conquiet.topics.consume.delivery import Delivery
 from conquiet.topics.consume.engine import Engine
-from conquiet.topics.consume.handling import BatchHandler, Handler, Handling, Pulling
+from conquiet.topics.consume.handling import BatchHandler, Handler, Handling
 from conquiet.topics.consume.membership import Membership
 from conquiet.topics.consume.partition import Partition
-from conquiet.topics.consume.standstill import Standstill
+from conquiet.topics.consume.pulling import Pulling
 from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.members import Identity
@@ -262,8 +262,7 @@ class Messages(_Consumer):
         if options.batch_handler:
             raise ConfigError("batch_handler is for subscribe: here nothing is handled")
         super().__init__(instance, registry, codec, topics, group, options, delivery)
-        self._standstill = Standstill(self._worker.partitions, options.max_inflight, instance.clock)
-        self._hands = self._pulling = Pulling(self._standstill, instance.clock)
+        self._hands = self._pulling = Pulling(self._worker.partitions, options.max_inflight, instance.clock)
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self
@@ -285,7 +284,7 @@ class Messages(_Consumer):
 
     @property
     def _held_up(self) -> str | None:
-        return self._standstill.reason or super()._held_up
+        return self._pulling.reason or super()._held_up
 
     async def _next(self) -> Delivery | None:
         delivery = await self._pulling.next(self._stopping)
