@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
-from types import FunctionType, TracebackType
+from functools import wraps
+from types import FunctionType, MethodType, TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, overload
 
 from conquiet.errors import ConquietError
@@ -84,68 +84,46 @@ class Facade(Twin[CM]):
         call(self._core().__aexit__, kind, error, trace)
 
 
-class _Bound(partial[Any]):
-    """A bridged method of one object, which looks like the core's own to whoever asks."""
-
-    @property
-    def _method(self) -> Any:
-        return cast("Any", self.func).__self__.method
-
-    @property
-    def __name__(self) -> str:
-        return str(self._method.__name__)
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]
-        return inspect.getdoc(self._method)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(self._method)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
 class Bridge(Generic[P, R]):
-    """A descriptor that stands for one method of the core; the parity test compares ``method``."""
+    """A method of the facade that has the name, the words and the signature of the core's own ``method``.
 
-    def __init__(self, method: Callable[..., Any]) -> None:
+    On the class it is a plain function, and on an object a bound method: ``help()``, ``inspect.signature`` and
+    notebooks show what is called.
+    """
+
+    def __init__(self, method: Callable[..., Any], run: Callable[Concatenate[Any, P], R]) -> None:
         self.method: Any = method
+        self._function = wraps(method)(run)
         self.__doc__ = inspect.getdoc(method)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R]: ...
 
     @overload
     def __get__(self, instance: Twin[Any], owner: type) -> Callable[P, R]: ...
 
-    def __get__(self, instance: Twin[Any] | None, owner: type) -> Self | Callable[P, R]:
-        return self if instance is None else _Bound(self._run, instance)
-
-    def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The outcome of the method; the core is looked up now, since there may have been a fork after binding."""
-        raise NotImplementedError
+    def __get__(self, instance: Twin[Any] | None, owner: type) -> Callable[..., R]:
+        return self._function if instance is None else MethodType(self._function, instance)
 
 
 class blocking(Bridge[P, R], Generic[C, P, R]):
     """A coroutine method, run to its result."""
 
     def __init__(self, method: Callable[Concatenate[C, P], Awaitable[R]]) -> None:
-        super().__init__(method)
+        def run(twin: Twin[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return call(method, twin._core(), *args, **kwargs)
 
-    def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        method: Callable[Concatenate[Any, P], Awaitable[R]] = self.method
-        return call(method, instance._core(), *args, **kwargs)
+        super().__init__(method, run)
 
 
 class passing(Bridge[P, R], Generic[C, P, R]):
     """A plain method of the core that is safe from any thread, run where it is called."""
 
     def __init__(self, method: Callable[Concatenate[C, P], R]) -> None:
-        super().__init__(method)
+        def run(twin: Twin[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(twin._core(), *args, **kwargs)
 
-    def _run(self, instance: Twin[Any], *args: P.args, **kwargs: P.kwargs) -> R:
-        method: Callable[Concatenate[Any, P], R] = self.method
-        return method(instance._core(), *args, **kwargs)
+        super().__init__(method, run)
 
 
 def items(iterator: AsyncIterator[T]) -> Iterator[T]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, get_type_hints
 
 import pytest
 
@@ -15,7 +16,7 @@ import conquiet.sync
 from conquiet.balance.events import StreamEvent
 from conquiet.balance.running import StreamHandler
 from conquiet.jobs.worker import JobHandler
-from conquiet.sync._bridge import Facade, blocking, items, passing
+from conquiet.sync._bridge import Bridge, Facade, blocking, items, passing
 from conquiet.sync._jobs import Store
 from conquiet.topics.consume.handling import BatchHandler, Handler
 from tests.sync.parity import Freedom, drift
@@ -136,6 +137,23 @@ def test_a_bound_method_tells_how_it_is_called() -> None:
     facade = conquiet.sync.RedisStreamsQueue("redis://localhost", config)
     assert inspect.signature(facade.read) == inspect.signature(core.read)
     assert inspect.getdoc(facade.read) == inspect.getdoc(core.read)
+
+
+@pytest.mark.parametrize("name", FACADES)
+def test_its_methods_tell_how_they_are_called_without_an_object(name: str) -> None:
+    """To ``help()``, to notebooks, and to whatever looks at signatures."""
+    facade = getattr(conquiet.sync, name)
+    bridges = {one: bridge for one in dir(facade) if isinstance(bridge := inspect.getattr_static(facade, one), Bridge)}
+    shown = pydoc.plain(pydoc.render_doc(facade))
+    for one, bridge in bridges.items():
+        method = getattr(facade, one)
+        assert inspect.isfunction(method)
+        assert not inspect.iscoroutinefunction(method)
+        assert inspect.signature(method) == inspect.signature(bridge.method)
+        assert get_type_hints(method) == get_type_hints(bridge.method)
+        assert f"{one}{inspect.signature(bridge.method)}" in shown.replace(
+            f"{one} = {bridge.method.__name__}(", f"{one}("
+        )
 
 
 def test_what_both_apis_share_needs_no_await() -> None:
