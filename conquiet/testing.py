@@ -1,6 +1,13 @@
-"""For users' own tests: a broker with a private server, a clock that can be moved, and a way to wait for the end.
+"""For users' own tests: messages and jobs to call handlers with, and a broker with a private server and a clock.
+
+A handler is a function, and a test can call it: no server is needed.
 
 ::
+
+    await handle(message({"id": 1}, key="customer-7"))
+    await send_email(job({"to": "ann@example.org"}, attempts=2))
+
+For what happens around it, retries and dead letters included, there is a real server::
 
     async with embedded_broker() as (broker, clock):
         await broker.create_topic("orders")
@@ -12,19 +19,87 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from conquiet.jobs import Job
+from conquiet.kit import codec as json
 from conquiet.kit.clock import ManualClock
-from conquiet.topics import Broker, GroupInfo
+from conquiet.kit.ids import nonce, sortable
+from conquiet.message import Message, Outgoing
+from conquiet.topics import Broker, Codec, GroupInfo
+from conquiet.topics.codec import JSON
+from conquiet.topics.format import envelope
 from conquiet.topics.server.topics import TopicLike
 from conquiet.wire.embedded import EmbeddedRedis
 
-__all__ = ["ManualClock", "drain", "embedded_broker"]
+__all__ = ["ManualClock", "drain", "embedded_broker", "job", "message"]
 
 _LOOK: Final = 0.01
 _STEP: Final = 1.0
+
+
+def message(
+    payload: Any = None,
+    *,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    topic: str = "topic",
+    partition: int = 0,
+    group: str = "group",
+    id: str | None = None,
+    message_id: str | None = None,
+    retry_count: int = 0,
+    max_retries: int | None = None,
+    replayed_from: str | None = None,
+    epoch: int = 1,
+    codec: Codec = JSON,
+) -> Message:
+    """A message as a handler gets it, for a test that calls the handler.
+
+    It is encoded and decoded as on its way through Redis, so what ``send`` refuses is refused here, and the payload is
+    what ``codec`` reads. ``retry_count`` is 0 at the first delivery. Without an ``id`` it was sent just now.
+    """
+    made = Message()
+    made.topic, made.partition, made.group, made.epoch = topic, partition, group, epoch
+    sent = Outgoing(payload, key, headers, message_id, max_retries)
+    entry = [value if isinstance(value, bytes) else str(value).encode() for value in envelope.fields_of(sent, codec)]
+    envelope.fill(made, id or f"{time.time_ns() // 1_000_000}-0", entry, codec)
+    made.retry_count, made.replayed_from = retry_count, replayed_from
+    return made
+
+
+def job(
+    payload: Any = None,
+    *,
+    id: str | None = None,
+    queue: str = "queue",
+    priority: int = 0,
+    attempts: int = 1,
+    max_retries: int | None = None,
+    last_error: str | None = None,
+    worker: str = "worker",
+    lease_ttl: float = 5.0,
+) -> Job:
+    """A job as a handler gets it, claimed for attempt number ``attempts``, for a test that calls the handler.
+
+    The payload is encoded and decoded as on its way through a store: what ``enqueue`` refuses is refused here.
+    """
+    now = time.time_ns() // 1_000_000
+    waiting = Job(
+        id=sortable() if id is None else id,
+        queue=queue,
+        raw=json.encode(payload),
+        priority=priority,
+        attempts=attempts - 1,
+        max_retries=max_retries,
+        last_error=last_error,
+        enqueued_ms=now,
+        ready_ms=now,
+    )
+    return waiting.claimed(worker, now, int(lease_ttl * 1000), nonce())
 
 
 @asynccontextmanager
