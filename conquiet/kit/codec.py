@@ -115,7 +115,10 @@ def _fault(item: object) -> str | None:
         return None if math.isfinite(item) else f"is {item!r}, which JSON has no number for"
     if isinstance(item, dict):
         return _key_fault(cast("dict[Any, Any]", item))
-    return f"is of type {type(item).__name__}, which JSON would change or cannot carry"
+    return (
+        f"is of type {type(item).__name__}, which JSON would change or cannot carry: "
+        "send what JSON has, such as text, or give a topic a TypedCodec"
+    )
 
 
 def _key_fault(item: dict[Any, Any]) -> str | None:

@@ -230,3 +230,9 @@ def test_the_error_can_be_pickled() -> None:
 def test_what_is_no_json_is_unreadable(data: bytes) -> None:
     with pytest.raises(UNREADABLE):
         decode(data)
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 2, tzinfo=UTC), UUID(int=1), b"raw", (1, 2)])
+def test_a_refusal_names_the_remedy(value: object) -> None:
+    with pytest.raises(PayloadError, match=r"\$\.when is of type .*: send what JSON has, .* TypedCodec"):
+        encode({"when": value})
