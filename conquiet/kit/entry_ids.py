@@ -8,7 +8,19 @@ from typing import Final
 
 from conquiet.errors import ConfigError
 
-__all__ = ["BEGINNING", "LARGEST", "LAST", "after", "before", "checked", "is_entry_id", "moment", "order", "until"]
+__all__ = [
+    "BEGINNING",
+    "LARGEST",
+    "LAST",
+    "after",
+    "before",
+    "checked",
+    "is_entry_id",
+    "moment",
+    "order",
+    "start",
+    "until",
+]
 
 BEGINNING: Final = "0-0"
 """The ID before all entries: the last ID of a stream that never gave one."""
@@ -56,6 +68,18 @@ def until(what: str, time: dt.datetime) -> str:
     if time.tzinfo is None:
         raise ConfigError(f"{what} must be an aware datetime, not {time!r}")
     return before(f"{max(int(time.timestamp() * 1000), 0)}-0")
+
+
+def start(what: str, place: object) -> str:
+    """The ID after which to begin: ``"earliest"``, ``"latest"`` (as ``$``), a time, or seconds since 1970."""
+    if place in ("earliest", "latest"):
+        return BEGINNING if place == "earliest" else "$"
+    if isinstance(place, dt.datetime):
+        return until(what, place)
+    if isinstance(place, bool) or not isinstance(place, int | float) or not 0 <= place * 1000 <= LARGEST:
+        rule = "'earliest', 'latest', an aware datetime or seconds since 1970"
+        raise ConfigError(f"{what} must be {rule}, not {place!r}")
+    return before(f"{int(place * 1000)}-0")
 
 
 def moment(ms: int | bytes | str) -> dt.datetime:

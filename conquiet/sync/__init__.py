@@ -108,6 +108,7 @@ class Admin(Twin[core.Admin]):
     describe_topic = blocking(core.Admin.describe_topic)
     list_groups = blocking(core.Admin.list_groups)
     describe_group = blocking(core.Admin.describe_group)
+    read = blocking(core.Admin.read)
     pending = blocking(core.Admin.pending)
     dead_letters = blocking(core.Admin.dead_letters)
     replay = blocking(core.Admin.replay)

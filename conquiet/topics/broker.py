@@ -50,7 +50,7 @@ class Broker:
         self._codec = taken.codec
         self._registry = Registry(self._instance, taken.auto_create)
         self._producer = Producer(self._instance, self._registry, taken)
-        self._admin = Admin(self._instance, self._registry)
+        self._admin = Admin(self._instance, self._registry, self._codec)
         self._consumers: WeakSet[Subscription | Messages] = WeakSet()
         self._life = Life(f"the broker at {self._instance.link.address}", _log)
 

@@ -198,9 +198,4 @@ class SubscribeOptions:
     @property
     def start_id(self) -> str:
         """Where a new group begins, as Redis wants it."""
-        start = self.start
-        if isinstance(start, str):
-            return {"earliest": "0-0", "latest": "$"}[rules.one_of("start", start, ("earliest", "latest"))]
-        if isinstance(start, dt.datetime):
-            return entry_ids.until("start", start)
-        return entry_ids.before(f"{int(rules.number('start', start, least=0) * 1000)}-0")
+        return entry_ids.start("start", self.start)

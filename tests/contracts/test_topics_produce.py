@@ -206,6 +206,13 @@ async def test_a_delayed_message_comes_when_its_time_has(broker: Broker, clock: 
     assert (seen.messages[1].key, seen.messages[1].headers["a"]) == ("k", "b")
 
 
+async def test_no_delay_is_none_at_all(broker: Broker) -> None:
+    await broker.create_topic("orders")
+    for delay in (0, 0.0):
+        await broker.send("orders", "now", delay=delay)
+    assert await lengths(broker, "orders") == [2]
+
+
 # --- full topics ----------------------------------------------------------------------------------------------------
 
 

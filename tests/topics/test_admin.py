@@ -36,6 +36,7 @@ UNKNOWN: dict[str, Callable[[Admin], Awaitable[object]]] = {
     "describe_topic": lambda admin: admin.describe_topic("nowhere"),
     "list_groups": lambda admin: admin.list_groups("nowhere"),
     "describe_group": lambda admin: admin.describe_group("nowhere", "billing"),
+    "read": lambda admin: admin.read("nowhere"),
     "pending": lambda admin: admin.pending("nowhere", "billing"),
     "dead_letters": lambda admin: admin.dead_letters("nowhere"),
     "replay": lambda admin: admin.replay("nowhere"),

@@ -78,13 +78,14 @@ async def _busy(stage: Stage, admin: Admin) -> tuple[Topic, list[str]]:
     return topic, ids
 
 
-@pytest.mark.parametrize("to", ["earliest", "latest", "time", "id"])
+@pytest.mark.parametrize("to", ["earliest", "latest", "time", "seconds", "id"])
 async def test_a_group_goes_on_from_another_place(stage: Stage, admin: Admin, to: str) -> None:
     topic, ids = await _busy(stage, admin)
     places: dict[str, Any] = {"time": moment(place(ids[0])[0]), "id": {0: ids[6]}}
+    places["seconds"] = place(ids[0])[0] / 1000
     await admin.reset_group("orders", "billing", places.get(to, to))
     info = await admin.describe_group("orders", "billing")
-    first = {"earliest": 0, "latest": 10, "time": 0, "id": 7}[to]
+    first = {"earliest": 0, "latest": 10, "time": 0, "seconds": 0, "id": 7}[to]
     assert (info.pending, info.lag, info.partitions[0].retry_depth) == (0, 10 - first, 0)
     held = await stage.acquire(topic, "billing")
     assert await stage.take(held) == (ids[first:], [])
@@ -121,7 +122,8 @@ async def test_a_group_can_be_set_before_it_begins(stage: Stage, admin: Admin) -
         "5-5",
         "",
         None,
-        5,
+        -5,
+        True,
         {},
         {1: "5-5"},
         {-1: "5-5"},

@@ -11,8 +11,11 @@ from conquiet.errors import ConfigError, QueueError, UnknownTopicError
 from conquiet.kit import codec, rules
 from conquiet.kit.options import instance
 from conquiet.kit.recent import Recent
-from conquiet.topics.operate import dead_letters, inspect, removal, replay
+from conquiet.message import Message
+from conquiet.topics.codec import JSON, Codec
+from conquiet.topics.operate import dead_letters, inspect, peek, removal, replay
 from conquiet.topics.operate.inspect import GroupInfo, TopicInfo
+from conquiet.topics.operate.peek import Since
 from conquiet.topics.operate.pending import PendingPage, pending_page
 from conquiet.topics.operate.removal import ResetTo
 from conquiet.topics.options import Retention
@@ -38,9 +41,10 @@ class Admin:
     the topic does not have. Whatever changes something can be repeated after a failure.
     """
 
-    def __init__(self, instance: Instance, registry: Registry) -> None:
+    def __init__(self, instance: Instance, registry: Registry, codec: Codec = JSON) -> None:
         self._instance = instance
         self._registry = registry
+        self._codec = codec
         self._growths: Recent[tuple[str, int], None] = Recent(_MOST_GROWTHS)
         """Calls that failed, and may have been done all the same."""
 
@@ -62,6 +66,31 @@ class Admin:
         """Where a group stands, exactly: what it has not got, what it has not finished, and who owns what."""
         return await inspect.describe_group(
             self._instance, await self._registry.existing(topic), rules.text("group", group)
+        )
+
+    async def read(
+        self,
+        topic: TopicLike,
+        *,
+        last: int | None = None,
+        since: Since | None = None,
+        count: int = 100,
+        partition: int | None = None,
+        key: str | None = None,
+    ) -> list[Message]:
+        """Look at messages, in the order of their IDs, without a group: nothing is delivered, and nothing changes.
+
+        The newest ``last`` over all partitions, 10 unless told otherwise; or the first ``count`` since a time (a
+        datetime, or seconds since 1970), after an entry ID, or of all (``"earliest"``). With both ``last`` and
+        ``since``: the newest since then. ``partition`` and ``key`` choose among them; the messages of a key are looked
+        for among 10,000 entries of each partition. An entry that cannot be read has no payload: see its ``fields``.
+        """
+        found = await self._registry.existing(topic)
+        newest = last is not None or since is None
+        limit = rules.integer("last", 10 if last is None else last, least=1) if newest else count
+        since = "earliest" if since is None else since
+        return await peek.messages(
+            self._instance, found, self._codec, limit, since, newest=newest, partition=partition, key=key
         )
 
     async def pending(self, topic: TopicLike, group: str, count: int = 100, cursor: str | None = None) -> PendingPage:
@@ -138,8 +167,9 @@ class Admin:
     async def reset_group(self, topic: TopicLike, group: str, to: ResetTo, force: bool = False) -> None:
         """Let a group go on from ``"earliest"``, ``"latest"``, a time, or after an entry ID for each partition.
 
-        What it had not finished is forgotten. Refused while it has live members, unless ``force``, and for the
-        group of a Spark query always: where that goes on is in its checkpoint.
+        A time is a datetime, or seconds since 1970. What the group had not finished is forgotten. Refused while it has
+        live members, unless ``force``, and for the group of a Spark query always: where that goes on is in its
+        checkpoint.
         """
         await removal.reset_group(
             self._instance, self._registry, await self._registry.existing(topic), rules.text("group", group), to, force

@@ -26,7 +26,7 @@ from conquiet.wire.scripts import Call, Script
 
 __all__ = ["ResetTo", "delete_group", "delete_topic", "reset_group"]
 
-ResetTo: TypeAlias = Literal["earliest", "latest"] | dt.datetime | Mapping[int, str]
+ResetTo: TypeAlias = Literal["earliest", "latest"] | float | dt.datetime | Mapping[int, str]
 
 _NOTICE_MS: Final = 3_600_000
 """For how long a member can tell that its group or topic was deleted, and is not just lost with the whole server."""
@@ -82,13 +82,7 @@ def _place(topic: Topic, to: object) -> Callable[[int], str | None]:
         if not places:
             raise ConfigError("to must name at least one partition")
         return places.get
-    if isinstance(to, dt.datetime):
-        start = entry_ids.until("to", to)
-    elif isinstance(to, str) and to in ("earliest", "latest"):
-        start = entry_ids.BEGINNING if to == "earliest" else "$"
-    else:
-        rule = "'earliest', 'latest', an aware datetime or a mapping of partitions to entry IDs"
-        raise ConfigError(f"to must be {rule}, not {to!r}")
+    start = entry_ids.start("to", to)
     return lambda partition: start
 
 

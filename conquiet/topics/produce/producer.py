@@ -57,7 +57,7 @@ class Producer:
         found = self._registry.cached(topic)
         if found is None or found.next_count is not None:
             found = await self._find(topic)
-        if delay is not None:
+        if delay is not None and rules.number("delay", delay, least=0) > 0:
             return await self._send_later(found, message, delay)
         plain = self._plain.get(found.name)
         if plain is None or plain.topic is not found:
@@ -196,7 +196,7 @@ class Producer:
     async def _send_later(self, topic: Topic, message: Outgoing, delay: float) -> EntryId:
         if topic.legacy:
             raise ConfigError("a legacy stream cannot hold messages back: delay needs a topic")
-        ms = round(rules.seconds("delay", delay) * 1000)
+        ms = round(delay * 1000)
         fields = envelope.fields_of(message, self._codec)
         there = self._batch(topic).destination_of(message)
         item = f"delayed/{uuid4().hex}"
