@@ -150,7 +150,7 @@ class Broker(Facade[core.Broker]):
         topic: TopicLike | Sequence[TopicLike],
         *,
         group: str,
-        handler: Callable[[Message], None] | Callable[[Sequence[Message]], Sequence[BaseException | None] | None],
+        handler: Callable[[Message], None] | Callable[[list[Message]], Sequence[BaseException | None] | None],
         options: SubscribeOptions | None = None,
     ) -> Subscription:
         return Subscription(self, topic, group=group, handler=handler, options=options)

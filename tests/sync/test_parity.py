@@ -49,7 +49,7 @@ FREEDOM: Final = Freedom(
         "Broker.subscribe.handler": (
             Handler | BatchHandler,
             Callable[[conquiet.Message], None]
-            | Callable[[Sequence[conquiet.Message]], Sequence[BaseException | None] | None],
+            | Callable[[list[conquiet.Message]], Sequence[BaseException | None] | None],
         ),
         "Messages.__iter__.return": (AsyncIterator[conquiet.Delivery], Self),
         "JobQueue.__init__.store": (conquiet.JobStore, Store),

@@ -229,7 +229,7 @@ async def subscribing(broker: Broker) -> None:
 
     async def async_handler(message: Message) -> None: ...
 
-    def batch_handler(messages: Sequence[Message]) -> list[BaseException | None]:
+    def batch_handler(messages: list[Message]) -> list[BaseException | None]:
         return [Reject("why") if message.retry_count else Retry("later", delay=1.0) for message in messages]
 
     async def async_batch_handler(messages: Sequence[Message]) -> None: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -248,7 +248,7 @@ def sending(broker: Broker) -> None:
 def subscribing(broker: Broker) -> None:
     def handler(message: Message) -> None: ...
 
-    def batch_handler(messages: Sequence[Message]) -> list[BaseException | None]:
+    def batch_handler(messages: list[Message]) -> list[BaseException | None]:
         return [Reject("why") if message.retry_count else Retry("later", delay=1.0) for message in messages]
 
     retry = RetryPolicy(max_retries=5, backoff=Backoff(base=0.1, kind="fixed"), mode="requeue", give_up_on=OSError)

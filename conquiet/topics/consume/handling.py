@@ -23,8 +23,8 @@ __all__ = ["BatchHandler", "Handler", "Handling"]
 
 Handler: TypeAlias = Callable[[Message], Awaitable[None]] | Callable[[Message], None]
 BatchHandler: TypeAlias = (
-    Callable[[Sequence[Message]], Awaitable[Sequence[BaseException | None] | None]]
-    | Callable[[Sequence[Message]], Sequence[BaseException | None] | None]
+    Callable[[list[Message]], Awaitable[Sequence[BaseException | None] | None]]
+    | Callable[[list[Message]], Sequence[BaseException | None] | None]
 )
 
 
