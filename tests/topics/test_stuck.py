@@ -11,10 +11,10 @@ import pytest
 
 from conquiet import Broker, Message, Outgoing, Retry, SubscribeOptions
 from conquiet.wire.keys import Keys
-from tests.rigs.troubles import EACH_SECOND, SECONDS, TROUBLES, Crowded, heal
+from tests.rigs.troubles import TROUBLES, Crowded, costs_little, heal
 from tests.rigs.waiting import eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -38,19 +38,6 @@ async def outside(url: str, keys: Keys) -> AsyncIterator[Broker]:
 
 def options(**changes: Any) -> SubscribeOptions:
     return SubscribeOptions(handle_signals=False, drain_timeout=0.1, **changes)
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.startswith("conquiet")]
-
-
-async def costs_little(proxy: Crowded, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.clear()
-    before = len(proxy.received), proxy.accepted
-    await asyncio.sleep(SECONDS)
-    assert len(lines(caplog)) <= SECONDS + 1, lines(caplog)
-    assert len(proxy.received) - before[0] <= EACH_SECOND * SECONDS, proxy.received[before[0] :]
-    assert proxy.accepted - before[1] <= EACH_SECOND * SECONDS
 
 
 @pytest.mark.parametrize("trouble", [name for name in TROUBLES if name != "XREADGROUP is denied"])
