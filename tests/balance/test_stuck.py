@@ -12,7 +12,7 @@ import pytest
 
 from conquiet import StreamAdded, StreamBalancer
 from tests.rigs.asking import ask, nodes_of
-from tests.rigs.troubles import TROUBLES, Crowded, costs_little, heal
+from tests.rigs.troubles import EACH_SECOND, SECONDS, TROUBLES, Crowded, costs_little, heal, lines
 from tests.rigs.waiting import LONG, eventually
 
 pytestmark = [pytest.mark.any_server, pytest.mark.slow]

@@ -23,7 +23,8 @@ from conquiet.kit import runners
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.retrying import Lines
 from tests.contracts.jobs_flavours import Backend
-from tests.jobs.working import AT_ONCE, Gate, Holding, counted, next_beat, queue_in, ran, settled, working
+from tests.jobs.working import AT_ONCE, Gate, Holding, counted, outlived, queue_in, ran, settled, working
+from tests.rigs.clocks import next_beat
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
@@ -326,7 +327,7 @@ async def test_how_a_handler_ends_that_lost_its_job_does_not_count() -> None:
 
     async def stubborn(job: Job) -> str:
         try:
-            await asyncio.sleep(LONG)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.set()
         return "too late"
@@ -422,17 +423,14 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_has_failed() -> No
     assert (job.last_error or "").startswith("TimeoutError: the handler took longer than 0.2 seconds")
 
 
-@pytest.mark.slow
 async def test_a_handler_longer_than_its_lease_but_within_its_limit_is_left_alone() -> None:
     """spec 5: Separation of Concerns: long-running work with short leases."""
-    queue = queue_in(lease_ttl=TTL)
-
-    async def handler(job: Job) -> str:
-        await asyncio.sleep(3 * TTL)
-        return "done"
-
+    queue, gate = queue_in(lease_ttl=TTL), Gate()
     id = await queue.enqueue(1)
-    async with working(queue, handler, execution_timeout=LONG):
+    async with working(queue, gate, execution_timeout=LONG):
+        await gate.entered(1)
+        await outlived(queue, id)
+        gate.open()
         job = await queue.wait(id, LONG)
     assert (job.result, job.attempts) == ("done", 1)
 
@@ -442,7 +440,7 @@ async def test_a_timeout_is_tried_again_like_any_error() -> None:
 
     async def handler(job: Job) -> str:
         if job.attempts == 1:
-            await asyncio.sleep(LONG)
+            await asyncio.Event().wait()
         return "second"
 
     id = await queue.enqueue(1)
@@ -464,7 +462,7 @@ async def test_a_handler_that_returns_when_it_is_cancelled_has_failed_all_the_sa
 
     async def handler(job: Job) -> str:
         try:
-            await asyncio.sleep(LONG)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             return "nearly"
         return "never"

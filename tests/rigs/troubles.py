@@ -11,11 +11,11 @@ import pytest
 
 from tests.rigs.proxy import Proxy
 
-__all__ = ["TROUBLES", "Crowded", "Trouble", "costs_little", "denied", "heal", "lines"]
+__all__ = ["EACH_SECOND", "SECONDS", "TROUBLES", "Crowded", "Trouble", "costs_little", "denied", "heal", "lines"]
 
-_SECONDS: Final = 3.0
+SECONDS: Final = 3.0
 """Of real time, in which something is counted."""
-_EACH_SECOND: Final = 20
+EACH_SECOND: Final = 20
 """How many commands a client that is idle or stuck may send."""
 _REFUSED: Final = b"-NOPERM this user has no permissions to run this command\r\n"
 _FOR_EVER: Final = 1_000_000
@@ -75,7 +75,7 @@ async def costs_little(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     """Look on for some seconds: the clients of ``proxy`` ask little, open few connections and say little."""
     caplog.clear()
     before = len(proxy.received), proxy.accepted
-    await asyncio.sleep(_SECONDS)  # what is measured: how much happens in a time
-    assert len(lines(caplog)) <= _SECONDS + 1, lines(caplog)
-    assert len(proxy.received) - before[0] <= _EACH_SECOND * _SECONDS, proxy.received[before[0] :]
-    assert proxy.accepted - before[1] <= _EACH_SECOND * _SECONDS
+    await asyncio.sleep(SECONDS)  # what is measured: how much happens in a time
+    assert len(lines(caplog)) <= SECONDS + 1, lines(caplog)
+    assert len(proxy.received) - before[0] <= EACH_SECOND * SECONDS, proxy.received[before[0] :]
+    assert proxy.accepted - before[1] <= EACH_SECOND * SECONDS

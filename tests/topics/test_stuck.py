@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from conquiet import Broker, Message, Outgoing, Retry, SubscribeOptions
 from conquiet.wire.keys import Keys
+from conquiet.wire.scripts import Script
+from tests.rigs.asking import comes_to_rest
 from tests.rigs.troubles import TROUBLES, Crowded, costs_little, heal
 from tests.rigs.waiting import eventually
+
+TAKE: Final = Script.named("take").sha.encode()
 
 pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
@@ -67,7 +71,7 @@ async def test_a_server_that_lets_nothing_move_is_asked_little(
 
 @pytest.mark.parametrize("stuck", ["paused", "blocked key", "blocked partition", "full", "behind a key"])
 async def test_a_consumer_that_may_take_nothing_asks_little(
-    stuck: str, proxy: Crowded, broker: Broker, outside: Broker, caplog: pytest.LogCaptureFixture
+    stuck: str, proxy: Crowded, broker: Broker, outside: Broker, caplog: pytest.LogCaptureFixture, url: str
 ) -> None:
     """There is a backlog in both partitions, and for as long as it cannot be taken nobody asks for it."""
     gate, begun, parked = asyncio.Event(), asyncio.Event(), False
@@ -90,7 +94,7 @@ async def test_a_consumer_that_may_take_nothing_asks_little(
         await outside.send_batch("orders", [Outgoing(n, key=key, partition=0) for n in range(100)])
         if stuck != "paused":
             await begun.wait()
-            await asyncio.sleep(0.5)  # as much as can be taken is
+            await comes_to_rest(url, lambda: proxy.count(TAKE), "what can be taken")
         await costs_little(proxy, caplog)
         gate.set()
         subscription.resume()

@@ -127,13 +127,20 @@ async def test_a_thread_that_took_too_long_has_failed_and_is_never_doubled(broke
             release.wait(LONG)
         inside -= 1
 
-    async with broker.subscribe("orders", group="g", handler=slow_first, options=impatient(handler_timeout=0.05)):
+    options = impatient(handler_timeout=0.05)
+    async with broker.subscribe("orders", group="g", handler=slow_first, options=options) as subscription:
         await broker.send("orders", 1)
         await eventually(lambda: inside == 1, "the handler to begin")
-        await asyncio.sleep(0.2)  # well past its time
+        await eventually(lambda: _is_overdue(subscription), "its time is over")
+        await answers(broker)
         release.set()
         await finished(broker, "orders", "g")
     assert most == 1
+
+
+def _is_overdue(subscription: Subscription) -> bool:
+    """Whether it has judged a call that has not ended."""
+    return any(run.verdict is not None for run in subscription._hands._runners._runs.values())
 
 
 @pytest.mark.any_server

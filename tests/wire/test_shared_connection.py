@@ -338,7 +338,7 @@ async def test_a_call_that_is_overdue_and_cancelled_at_once_is_cancelled(proxy: 
         await eventually(lambda: proxy.count(b"XADD") == 1, "the command is on its way")
         # Both timers go off in the same turn of a loop that was kept from turning, first the lane's, then ours.
         loop.call_later(0.5, writing.cancel)
-        time.sleep(0.6)  # noqa: ASYNC251
+        time.sleep(0.6)  # noqa: ASYNC251 - which is what keeps it
         with pytest.raises(asyncio.CancelledError):
             await writing
 

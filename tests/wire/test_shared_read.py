@@ -108,7 +108,7 @@ async def test_those_who_come_one_by_one_cost_few_commands(
     readings = []
     for name in streams:
         readings.append(reading(link, name))
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # what it is about: they come one by one
     await eventually(lambda: all(name.encode() in proxy.forwarded[-1] for name in streams), "all are waited for")
     assert proxy.accepted == 2  # the second carries what is asked at once
     begun = sum(b"BLOCK\r\n" in command for command in proxy.forwarded)
@@ -208,7 +208,7 @@ async def test_nothing_is_lost_and_nothing_told_twice(url: str, link: Connection
             with anyio.move_on_after(chance.choice((0.005, 1.0))):  # some are torn off, wherever that is
                 reply = await link.read({name: after}, chance.randint(1, 5), chance.choice((0.001, 0.02, 1.0)))
                 mine += told(reply).get(name, [])
-            await asyncio.sleep(chance.choice((0, 0, 0.01)))
+            await asyncio.sleep(chance.choice((0, 0, 0.01)))  # waits for nothing: they come at any time
 
     readers = [asyncio.create_task(follow(name)) for name in streams]
     added: dict[str, list[str]] = {name: [] for name in streams}
