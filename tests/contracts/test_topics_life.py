@@ -22,6 +22,7 @@ from conquiet import (
 )
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, finished, impatient, opened
+from tests.rigs.lanes import chosen
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import answers
 
@@ -31,7 +32,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -17,6 +17,7 @@ from conquiet import (
 )
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, buried, finished, impatient, opened
+from tests.rigs.lanes import chosen
 from tests.rigs.waiting import LONG, eventually, turns
 
 
@@ -25,7 +26,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

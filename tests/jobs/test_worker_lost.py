@@ -85,6 +85,7 @@ async def test_a_stolen_job_cancels_its_handler(backend: Backend, store: JobStor
     assert ran(queue) == {"lost": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 @pytest.mark.parametrize("max_retries", [0, 1])
 async def test_a_handler_that_holds_the_interpreter_loses_its_job(url: str, max_retries: int) -> None:

@@ -14,7 +14,7 @@ from tests.rigs.cancelling import nothing_left
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 __all__ = ["brief"]
 
 

@@ -187,6 +187,7 @@ except (RuntimeError, StopIteration) as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 @pytest.mark.parametrize("flavour", ["core", "sync"])
 async def test_a_stop_iteration_of_a_handler_ends_the_run(

@@ -156,6 +156,7 @@ async def test_a_lost_ack_is_absorbed_by_an_idempotent_handler(
     assert await look.pending() == []
 
 
+@pytest.mark.slow
 async def test_a_crash_between_commit_and_ack_is_absorbed_by_an_idempotent_handler(
     url: str, config: QueueConfig, queue: RedisStreamsQueue, sqlite: Sqlite, look: Look
 ) -> None:

@@ -16,15 +16,18 @@ from tests.sync.scripts import threads
 pytestmark = pytest.mark.any_server
 
 
+@pytest.mark.slow
 def test_an_import_starts_no_thread() -> None:
     source = "import threading, conquiet.sync; print([thread.name for thread in threading.enumerate()])"
     assert run(source) == ["['MainThread']"]
 
 
+@pytest.mark.slow
 def test_building_starts_no_thread() -> None:
     assert run(threads.building) == ["['MainThread']"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["conquiet", "conquiet.sync"])
 def test_an_import_pulls_in_no_extra(module: str) -> None:
     extras = (

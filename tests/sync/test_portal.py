@@ -80,6 +80,7 @@ def test_a_blocked_read_holds_up_nobody(queue: RedisStreamsQueue) -> None:
         assert [message.id for message in reading.result(LONG)] == [id]
 
 
+@pytest.mark.slow
 def test_threads_that_come_first_together_start_one_loop() -> None:
     assert run(threads.first_calls_at_once) == ["['conquiet-sync'] True"]
 
@@ -348,6 +349,7 @@ def test_an_iterator_is_closed_by_break_and_by_an_error() -> None:
     assert len(ended) == 3
 
 
+@pytest.mark.slow
 def test_an_iterator_may_be_collected_on_the_loop(queue: RedisStreamsQueue) -> None:
     """Where it cannot wait for its own closing."""
     queue.enqueue_many({"n": n} for n in range(2))

@@ -100,6 +100,7 @@ async def test_lag_needs_no_count_where_the_server_knows(
     assert ("count_after" in names) == (server.release < (7, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_lag_is_right_whatever_happened(stage: Stage, admin: Admin, seed: int) -> None:
     dice = random.Random(seed)

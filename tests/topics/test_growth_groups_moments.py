@@ -22,7 +22,7 @@ from tests.topics.consuming import Recorder, impatient
 from tests.topics.staging import Stage, hurried
 from tests.topics.stepping import Stepped
 
-pytestmark = pytest.mark.cluster_too
+pytestmark = [pytest.mark.cluster_too, pytest.mark.slow]
 
 OFFLINE = "offline"
 """A group that nobody serves while the topic grows."""

@@ -28,6 +28,7 @@ async def test_a_full_partition_refuses_a_chunk_as_a_whole(stage: Stage) -> None
     assert await payloads(stage, topic) == ["2", "3", "4", "5", "6"]
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_finished_entries_make_room_however_large_they_are(stage: Stage) -> None:
     """More of them have to go than one call removes."""

@@ -12,6 +12,7 @@ import pytest
 from conquiet import ConfigError
 from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
+from conquiet.topics.consume.handling import Handling
 from conquiet.wire.keys import Keys
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
@@ -110,7 +111,9 @@ async def test_a_thread_that_took_too_long_has_failed_and_is_never_doubled(broke
 
 def _is_overdue(subscription: Subscription) -> bool:
     """Whether it has judged a call that has not ended."""
-    return any(run.verdict is not None for run in subscription._hands._runners._runs.values())
+    hands = subscription._hands
+    assert isinstance(hands, Handling)
+    return any(run.verdict is not None for run in hands._runners._runs.values())
 
 
 @pytest.mark.any_server

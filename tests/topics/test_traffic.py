@@ -56,6 +56,7 @@ def quiet(**changes: Any) -> Any:
 async def handle(message: Message) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["a member joins", "leases are renewed"])
 async def test_a_group_that_looks_at_itself_sends_no_command_for_each_member_and_partition(
     why: str, broker: Broker, proxy: Scales, clock: ManualClock, url: str
@@ -118,6 +119,7 @@ async def reads(url: str) -> int:
     return int((await ask(url, "INFO", "stats"))["total_reads_processed"])
 
 
+@pytest.mark.slow
 async def test_an_idle_consumer_of_many_topics_costs_no_more_than_one_of_few(
     broker: Broker, proxy: Scales, url: str
 ) -> None:
@@ -146,6 +148,7 @@ async def test_all_leases_are_renewed_in_a_few_writes(url: str, keys: Keys, cloc
             assert await reads(url) - before <= 30
 
 
+@pytest.mark.slow
 async def test_consumers_that_start_together_cost_the_server_a_few_commands_each(
     broker: Broker, proxy: Scales, keys: Keys
 ) -> None:
