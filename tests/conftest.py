@@ -34,7 +34,7 @@ from tests.rigs.waiting import held
 
 # A deadline for each example would measure the machine, not the code.
 settings.register_profile("house", deadline=None)
-settings.register_profile("narrow", deadline=None, phases=(Phase.explicit, Phase.generate))
+settings.register_profile("narrow", deadline=None, max_examples=20, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("narrow" if IS_NARROW else "house")
 
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every process that the tests start.

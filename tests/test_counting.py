@@ -153,6 +153,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", ["missing", "a file"])
 def test_metrics_that_cannot_be_kept_harm_nobody(url: str, config: QueueConfig, tmp_path: Path, directory: str) -> None:
     """``PROMETHEUS_MULTIPROC_DIR`` names where processes keep them; it is there, or nothing is counted."""

@@ -109,6 +109,7 @@ def test_the_golden_list_is_the_specified_one() -> None:
     assert (*GOLDEN_BALANCE, *GOLDEN_JOBS, *GOLDEN, *GOLDEN_TOPICS) == metrics.NAMES
 
 
+@pytest.mark.slow
 def test_the_default_registry_exposes_nothing_else() -> None:
     """In a process of its own: in this one it holds the series of all tests before, which take long to write out."""
     command = [sys.executable, "-W", "error", "-c", _ALL_IN_DEFAULT]

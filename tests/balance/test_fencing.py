@@ -236,7 +236,7 @@ async def test_to_wait_for_an_idle_stream_is_no_lack_of_progress(crew: Crew, how
             pass
 
     reading = asyncio.ensure_future(read(member.balancer.owned["s"]))
-    await asyncio.sleep(3.5)  # longer than it may be without progress, and than its lease
+    await asyncio.sleep(3.5)  # the time in which nothing happens: longer than without progress, and than its lease
     reading.cancel()
     await asyncio.wait([reading])
     assert member.lost == []

@@ -184,11 +184,14 @@ async def test_a_handler_that_returned_is_not_called_again_if_the_answer_to_fini
     cut_again = proxy.cut(Script.named("balance_finish").sha.encode(), skip=1)
     await member.balancer.add_stream("s1")
     await eventually(lambda: cut.is_set() or cut_again.is_set() or handler.streams == ["s1"], "the call")
-    for _ in range(20):
+
+    async def is_over() -> bool:
         crew.clock.advance(0.5)
-        await asyncio.sleep(0.02)
+        return await _is_empty(crew)
+
+    await eventually(is_over, "it to be finished in the end")
+    await member.looks_again()
     assert handler.streams == ["s1"]
-    assert await _is_empty(crew)
 
 
 # --- loss ---------------------------------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ async def test_a_plain_handler_finds_out_that_its_stream_is_lost(crew: Crew) -> 
     def handle(stream: str, lease: StreamLease) -> None:
         begun.set()
         while lease.owned:
-            time.sleep(0.01)
+            time.sleep(0.01)  # what a plain handler does that looks at its lease
         over.set()
 
     member = await crew.running("m", handle)
@@ -303,7 +306,7 @@ async def test_a_plain_handler_that_heeds_its_lease_ends_before_the_next_owner_b
         if running[stream] > 1:
             overlaps.append(stream)
         while lease.owned:
-            time.sleep(0.01)
+            time.sleep(0.01)  # what a plain handler does that looks at its lease
         time.sleep(0.4)  # it has something to tidy up
         running[stream] -= 1
 

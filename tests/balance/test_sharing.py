@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from conquiet.balance import watch
 from tests.balance.crew import Crew, Handler, Member
 from tests.rigs.waiting import eventually
 
@@ -163,7 +164,10 @@ async def test_who_is_alone_gives_nothing_away(crew: Crew) -> None:
 @pytest.mark.any_server
 @pytest.mark.one_node
 @pytest.mark.parametrize("other", ["full", "listener"])
-async def test_sharing_with_one_who_does_not_take_comes_to_rest(crew: Crew, other: str) -> None:
+async def test_sharing_with_one_who_does_not_take_comes_to_rest(
+    crew: Crew, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_COURTESY", 0.05)  # less than the time between two looks
     handler = Handler()
     first = await crew.running("first", handler)
     for number in range(6):
@@ -175,11 +179,11 @@ async def test_sharing_with_one_who_does_not_take_comes_to_rest(crew: Crew, othe
         await crew.join("second")
     for _ in range(4):
         await crew.lag_behind(8)
-        await asyncio.sleep(1.2)  # as long as a consumer is polite
+        await first.looks_again(1)
     calls = len(handler.calls)
     for _ in range(4):
         await crew.lag_behind(8)
-        await asyncio.sleep(1.2)
+        await first.looks_again(1)
     assert len(handler.calls) == calls, "streams are given away and taken back without end"
 
 

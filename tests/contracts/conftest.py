@@ -11,9 +11,10 @@ from conquiet import EmbeddedRedis, QueueConfig
 from tests.conftest import Rung
 from tests.contracts.flavours import FLAVOURS, Consumer, Flavour, Queue
 from tests.contracts.looking import Look
+from tests.rigs.lanes import chosen
 
 
-@pytest.fixture(params=list(FLAVOURS))
+@pytest.fixture(params=chosen(FLAVOURS))
 async def flavour(request: pytest.FixtureRequest) -> AsyncIterator[Flavour]:
     flavour = FLAVOURS[request.param]()
     yield flavour

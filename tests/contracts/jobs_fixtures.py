@@ -16,6 +16,7 @@ from tests.conftest import CLUSTERS, LADDER, Rung
 from tests.contracts.jobs_flavours import FLAVOURS, Backend, Flavour, Site, opened
 from tests.rigs.clocks import WatchedClock
 from tests.rigs.cluster import LocalCluster
+from tests.rigs.lanes import chosen
 from tests.rigs.postgres import LocalPostgres, schema_name
 from tests.rigs.waiting import held
 
@@ -26,7 +27,7 @@ def kind_name(kind: str | Rung) -> str:
     return kind if isinstance(kind, str) else f"redis-{kind.name}"
 
 
-@pytest.fixture(scope="session", params=KINDS, ids=kind_name)
+@pytest.fixture(scope="session", params=chosen(KINDS), ids=kind_name)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """A store of each kind."""
     with ExitStack() as servers:
@@ -65,7 +66,7 @@ async def _migrate(backend: Backend) -> None:
         await store.aclose()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def job_flavour(request: pytest.FixtureRequest) -> Flavour:
     return request.param  # type: ignore[no-any-return]
 

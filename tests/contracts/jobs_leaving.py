@@ -15,7 +15,8 @@ from conquiet import JobQueue, JobState, JobStore, JobWorker
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.loopthread import PRIVATE_LOOP
 from tests.contracts.jobs_flavours import Backend
-from tests.jobs.working import AT_ONCE, Gate, next_beat
+from tests.jobs.working import AT_ONCE, Gate
+from tests.rigs.clocks import next_beat
 from tests.rigs.waiting import eventually
 from tests.sync.scripts import say
 

@@ -14,6 +14,7 @@ from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedErro
 from conquiet.kit.clock import ManualClock
 from tests.contracts.balance_flavours import FLAVOURS, Crew, Member
 from tests.rigs.asking import ask, round_trips
+from tests.rigs.lanes import chosen
 from tests.rigs.waiting import LONG, eventually
 
 pytestmark = pytest.mark.cluster_too
@@ -24,7 +25,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 async def crew(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> AsyncIterator[Crew]:
     async with Crew.of(request.param, url, clock) as crew:
         yield crew

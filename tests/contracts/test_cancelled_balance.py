@@ -322,7 +322,7 @@ async def running(crew: Crew, url: str, *, is_plain: bool) -> AsyncGenerator[Cal
     async def handle(stream: str, lease: StreamLease) -> None:
         inside.append(stream)
         try:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the work itself
         finally:
             inside.remove(stream)
         done.add(stream)

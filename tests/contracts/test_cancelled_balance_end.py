@@ -116,7 +116,7 @@ async def closing_while_it_runs(crew: Crew, url: str) -> AsyncGenerator[Call]:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # its end takes a moment
 
     handler = Handler(careful)
     running = asyncio.ensure_future(member.balancer.run(handler))

@@ -57,7 +57,7 @@ class Crew:
 async def waits(crew: Crew, job: Job) -> None:
     crew.begin(job)
     await asyncio.sleep(0)
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # the work itself
     crew.end(job)
 
 

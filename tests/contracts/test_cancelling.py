@@ -15,7 +15,7 @@ hows = pytest.mark.parametrize("how", HOWS)
 
 async def three_waits() -> str:
     for _ in range(3):
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # a suspension, which is the subject
     return "done"
 
 
@@ -62,10 +62,10 @@ async def test_a_scope_cancels_again_where_a_task_cancels_once() -> None:
         async def stubborn(how: How = how) -> None:
             for _ in range(3):
                 try:
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.001)  # a suspension, which is the subject
                 except asyncio.CancelledError:
                     interrupted[how] += 1
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # one more
 
         @asynccontextmanager
         async def scene() -> AsyncGenerator[Call]:
@@ -81,7 +81,7 @@ async def test_a_task_that_is_left_behind_fails_the_test(monkeypatch: pytest.Mon
     lost = None
     with pytest.raises(AssertionError, match="no task is left"):
         async with nothing_left():
-            lost = asyncio.create_task(asyncio.sleep(60), name="conquiet-lost")
+            lost = asyncio.create_task(asyncio.Event().wait(), name="conquiet-lost")
     assert lost is not None
     lost.cancel()
     with suppress(asyncio.CancelledError):

@@ -16,6 +16,7 @@ from conquiet import ConfigError, MalformedMessageError, QueueConfig, QueueConsu
 from conquiet.metrics import NAMES
 from tests.contracts.flavours import Consumer, Flavour, Queue
 from tests.contracts.looking import Look, recorded, sample
+from tests.rigs.asking import round_trips
 from tests.rigs.scraping import families
 from tests.rigs.waiting import eventually
 
@@ -160,8 +161,7 @@ async def test_an_idle_consumer_waits_in_one_read(flavour: Flavour, url: str, co
     async with recorded(url) as commands:
         consuming = asyncio.create_task(consume(consumer, []))
         await look.blocked()
-        for _ in range(100):
-            await asyncio.sleep(0.001)
+        await round_trips(url, 20)
         reads = await commands.of("XREADGROUP")
     consumer.stop()
     await asyncio.wait_for(consuming, 20)
@@ -229,8 +229,7 @@ async def test_iteration_propagates_redis_errors_and_has_ended(
     async with recorded(url) as commands:
         with pytest.raises(StopAsyncIteration):
             await anext(messages)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        await round_trips(url)
         assert await commands.of() == []
 
 
@@ -338,9 +337,8 @@ async def test_the_consumer_does_nothing_between_calls(consumer: Consumer, url: 
     async with consumer:
         await consumer.next(block_ms=5)
         async with recorded(url) as commands:
-            for _ in range(50):
-                await asyncio.sleep(0.001)
-            assert await commands.all() == []
+            for _ in range(20):
+                assert await commands.all() == []
 
 
 async def test_the_consumer_keeps_no_memory_of_a_failure(consumer: Consumer, queue: Queue, look: Look) -> None:

@@ -98,6 +98,7 @@ async def test_many_can_be_claimed_at_once(jobs: JobQueue) -> None:
     assert await tally(jobs) == (300, 1200, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_claim_is_bounded_by_bytes_and_shares_come_first(jobs: JobQueue, clock: ManualClock) -> None:
     """8 MiB a call: what does not fit is claimed next."""
     large = "x" * 3_000_000

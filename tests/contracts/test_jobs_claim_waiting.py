@@ -126,7 +126,7 @@ async def test_waiting_for_a_job_hides_it_from_nobody(jobs: JobQueue, monkeypatc
     for turn in range(60):
         id = await jobs.enqueue(1)
         waiting = asyncio.ensure_future(jobs.wait(id, LONG))
-        await asyncio.sleep(turn % 12 * 0.0004)
+        await asyncio.sleep(turn % 12 * 0.0004)  # waits for nothing: any moment of its beginning is meant
         claimed = await asyncio.wait_for(jobs.claim(timeout=3600), LONG)
         assert ids_of(claimed) == [id]
         await jobs.ack(*claimed)

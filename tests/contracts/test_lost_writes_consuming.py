@@ -313,7 +313,7 @@ async def test_all_that_the_server_still_has_is_handled_and_what_it_lost_is_lost
             try:
                 await broker.send(TOPIC, len(sent), key=str(len(sent) % 3))
             except QueueError:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # what a program does that tries again, and not without end
             else:
                 sent.append(len(sent))
 

@@ -17,10 +17,11 @@ from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
 from tests.rigs.asking import entries, pending
 from tests.rigs.rollback import Rollback
+from tests.topics.repeating import append, by_ids, chunk, payloads
 from tests.topics.staging import Stage
-from tests.topics.test_repeatable import append, by_ids, chunk, payloads
 
 pytest_plugins = ("tests.contracts.rollback_fixtures",)
+
 pytestmark = pytest.mark.guarantee
 
 CONFIG: Final = QueueConfig("orders", "billing", "one", block_ms=100)

@@ -11,6 +11,7 @@ import pytest
 from conquiet import Broker, ConfigError, Messages, Outgoing, Retention, UnknownTopicError
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, buried, finished, impatient, opened
+from tests.rigs.lanes import chosen
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.staging import hurried
 
@@ -20,7 +21,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

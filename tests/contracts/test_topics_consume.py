@@ -1,11 +1,10 @@
-"""Subscribing with a handler and pulling, as a user sees it."""
+"""Subscribing with a handler, as a user sees it."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,20 +12,14 @@ import pytest
 from conquiet import (
     Broker,
     ConfigError,
-    GroupLostError,
-    Health,
-    LeaseLostError,
     Message,
-    Messages,
     Outgoing,
-    QueueConfig,
-    TopicDefaults,
     UnknownTopicError,
 )
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, buried, finished, impatient, opened, serving
-from tests.rigs.waiting import LONG, eventually, turns
-from tests.topics.consuming import answers
+from tests.rigs.lanes import chosen
+from tests.rigs.waiting import LONG, eventually
 
 PAYLOAD = {"id": 1, "text": "Zoë €\x00", "list": [None, True, 1.5, 2**60], "deep": {"": {}}}
 HEADERS = {"trace": "abc", "ünïcode": "✓"}
@@ -37,7 +30,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -46,15 +39,6 @@ def flavour(request: pytest.FixtureRequest) -> str:
 async def broker(flavour: str, url: str, clock: ManualClock) -> AsyncIterator[Broker]:
     async with opened(flavour, url, clock=clock) as broker:
         yield broker
-
-
-async def pull(messages: Messages) -> Any:
-    found = await messages.next(LONG)
-    assert found is not None
-    return found
-
-
-# --- a handler ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_message_is_delivered_as_it_was_sent(broker: Broker) -> None:
@@ -224,259 +208,3 @@ async def test_what_cannot_be_subscribed_is_an_error(broker: Broker) -> None:
         arguments = {**rest, what: value}
         with pytest.raises(ConfigError, match=what):
             broker.subscribe(arguments.pop("topic"), **arguments)
-
-
-# --- its life -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.any_server
-@pytest.mark.parametrize("changes", [{}, {"max_inflight": 1}, {"batch_handler": True}], ids=["", "serial", "batches"])
-async def test_a_handler_of_the_wrong_signature_is_refused_before_it_meets_a_message(
-    broker: Broker, changes: dict[str, Any]
-) -> None:
-    await broker.create_topic("orders")
-    await broker.send("orders", 1)
-
-    def handle(order: Message, session: object) -> None: ...
-
-    given = "messages" if "batch_handler" in changes else "message"
-    with pytest.raises(ConfigError, match=rf"called with \({given}\), but it is .*handle\(order, session\)"):
-        broker.subscribe("orders", group="g", handler=handle, options=impatient(**changes))  # type: ignore[arg-type]
-    assert await broker.admin.dead_letters("orders") == []
-
-
-async def test_pause_takes_nothing_until_resume(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    seen = Recorder()
-    async with broker.subscribe("orders", group="g", handler=seen, options=impatient()) as subscription:
-        await broker.send("orders", 1)
-        await finished(broker, "orders", "g")
-        subscription.pause()
-        await eventually(lambda: subscription.paused, "the pause")
-        await broker.send("orders", 2)
-        await answers(broker)  # what must not come would be there
-        assert (seen.payloads, subscription.owned) == ([1], {"orders": (0,)})
-        assert (await broker.admin.describe_group("orders", "g")).lag == 1
-        subscription.resume()
-        await seen.saw(2)
-        assert not subscription.paused
-
-
-async def test_stop_ends_the_wait_and_what_is_left_is_for_the_next(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    await broker.send_batch("orders", [Outgoing(n) for n in range(50)])
-    first = Recorder(lambda _: subscription.stop())
-    async with broker.subscribe("orders", group="g", handler=first, options=impatient(batch_size=1)) as subscription:
-        await subscription.wait()
-    rest = Recorder()
-    async with broker.subscribe("orders", group="g", handler=rest, options=impatient()):
-        await finished(broker, "orders", "g")
-    assert sorted(first.payloads + rest.payloads) == list(range(50))
-
-
-async def test_stop_ends_a_serial_subscription_at_once(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    await broker.send_batch("orders", [Outgoing(n) for n in range(50)])
-    first = Recorder(lambda _: subscription.stop())
-    options = impatient(max_inflight=1)
-    async with asyncio.timeout(LONG):  # which is less than the drain time
-        async with broker.subscribe("orders", group="g", handler=first, options=options) as subscription:
-            await subscription.wait()
-    rest = Recorder()
-    async with broker.subscribe("orders", group="g", handler=rest, options=impatient()):
-        await finished(broker, "orders", "g")
-    assert sorted(first.payloads + rest.payloads) == list(range(50))
-
-
-async def test_leaving_finishes_what_is_being_handled(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    go, seen = threading.Event(), Recorder(lambda _: _held(go))
-    await broker.send("orders", 1)
-    async with broker.subscribe("orders", group="g", handler=seen, options=impatient()):
-        await seen.saw(1)
-        asyncio.get_running_loop().call_later(0.05, go.set)
-    info = await broker.admin.describe_group("orders", "g")
-    assert (info.pending, info.lag, info.members, info.unowned) == (0, 0, (), (0,))
-
-
-async def test_health_is_for_probes(broker: Broker) -> None:
-    await broker.create_topic("orders", partitions=2)
-    subscription = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient())
-    assert not subscription.health().healthy
-    async with subscription:
-        await eventually(lambda: subscription.owned == {"orders": (0, 1)}, "its partitions")
-        whole = Health(healthy=True, owned={"orders": (0, 1)}, inflight=0, paused=False, failures=0, error=None)
-        assert subscription.health() == whole
-    assert not subscription.health().healthy
-
-
-async def test_a_group_that_is_deleted_ends_its_subscriptions(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()) as subscription:
-        await eventually(lambda: subscription.owned == {"orders": (0,)}, "its partition")
-        await broker.admin.delete_group("orders", "g", force=True)
-        with pytest.raises(GroupLostError, match="g"):
-            await subscription.wait()
-        assert "g" in str(subscription.health().error)
-
-
-async def test_a_subscription_is_entered_once(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    subscription = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient())
-    async with subscription:
-        with pytest.raises(ConfigError, match="once"):
-            await subscription.__aenter__()
-
-
-@pytest.mark.any_server
-@pytest.mark.parametrize("stopped", [False, True], ids=["", "stopped"])
-async def test_who_was_not_entered_cannot_be_waited_for(broker: Broker, stopped: bool) -> None:
-    """Nothing would ever happen: a forgotten ``async with`` is an error and no silence."""
-    await broker.create_topic("orders")
-    await broker.send("orders", 1)
-    subscription = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient())
-    serial = broker.subscribe("orders", group="g", handler=Recorder(), options=impatient(max_inflight=1))
-    messages = broker.consume("orders", group="g", options=impatient())
-    if stopped:
-        for consumer in (subscription, serial, messages):
-            consumer.stop()
-    waits: list[Callable[[], Awaitable[object]]] = [subscription.wait, serial.wait, messages.wait, messages.next]
-    waits += [messages.__anext__, lambda: messages.next(0.01)]
-    async with asyncio.timeout(LONG):
-        for wait in waits:
-            with pytest.raises(ConfigError, match=r"is not entered: .*async with"):
-                await wait()
-
-
-@pytest.mark.any_server
-async def test_who_was_left_is_not_waited_for(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()) as subscription:
-        pass
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        pass
-    lost = broker.consume("nowhere", group="g", options=impatient())
-    with pytest.raises(UnknownTopicError):
-        await lost.__aenter__()
-    async with asyncio.timeout(LONG):
-        for ended in (subscription, messages, lost):
-            await ended.wait()
-        for pulled in (messages, lost):
-            assert await pulled.next() is None
-            assert [message async for message in pulled] == []
-
-
-async def test_closing_the_broker_ends_its_consumers(flavour: str, url: str, config: QueueConfig) -> None:
-    namespace = config.stream_key.replace(":", "-")
-    async with opened(flavour, url, namespace=namespace, auto_create=TopicDefaults()) as ending:
-        subscription = ending.subscribe("orders", group="g", handler=Recorder(), options=impatient())
-        await subscription.__aenter__()
-        messages = await ending.consume("orders", group="h", options=impatient()).__aenter__()
-        await ending.aclose()
-        await subscription.wait()
-        assert await messages.next() is None
-    async with opened(flavour, url, namespace=namespace) as other:
-        infos = [await other.admin.describe_group("orders", group) for group in ("g", "h")]
-    assert [(info.members, info.unowned) for info in infos] == [((), (0,))] * 2
-
-
-# --- pulling --------------------------------------------------------------------------------------------------------
-
-
-async def test_pulled_messages_are_settled_one_by_one(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    await broker.send_batch("orders", [Outgoing(what) for what in ("ack", "retry", "reject")])
-    got: list[tuple[str, int]] = []
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        async for message in messages:
-            got.append((message.payload, message.retry_count))
-            if message.payload == "reject":
-                await message.reject("no good")
-            elif message.payload == "retry" and message.retry_count == 0:
-                await message.retry(delay=0, error="later")
-            else:
-                await message.ack()
-            if len(got) == 4:
-                messages.stop()
-        await finished(broker, "orders", "g")
-        [letter] = await buried(broker, "orders")
-    assert sorted(got) == [("ack", 0), ("reject", 0), ("retry", 0), ("retry", 1)]
-    assert (letter.payload, letter.reason, letter.error) == ("reject", "rejected", "no good")
-
-
-async def test_a_settlement_is_in_redis_when_it_returns_and_is_made_once(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    await broker.send("orders", 1)
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        message = await pull(messages)
-        assert (await broker.admin.describe_group("orders", "g")).pending == 1
-        await message.ack()
-        assert (await broker.admin.describe_group("orders", "g")).pending == 0
-        with pytest.raises(ConfigError, match="settled already"):
-            await message.reject()
-
-
-async def test_pulling_gives_up_after_its_timeout_and_ends_after_stop(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        assert await messages.next(0.01) is None
-        asyncio.get_running_loop().call_later(0.05, messages.stop)
-        assert [message async for message in messages] == []
-        assert await messages.next() is None
-
-
-async def test_no_more_than_max_inflight_are_out_and_unsettled(broker: Broker) -> None:
-    await broker.create_topic("orders", partitions=2)
-    await broker.send_batch("orders", [Outgoing(n) for n in range(10)])
-    async with broker.consume("orders", group="g", options=impatient(max_inflight=3)) as messages:
-        out = [await pull(messages) for _ in range(3)]
-        assert await messages.next(0.2) is None
-        assert messages.inflight == 3
-        await out[0].ack()
-        assert (await pull(messages)).payload not in {message.payload for message in out}
-
-
-async def test_what_was_pulled_and_not_settled_goes_to_the_next_consumer(broker: Broker) -> None:
-    await broker.create_topic("orders")
-    ids = await broker.send_batch("orders", [Outgoing(n) for n in range(3)])
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        await (await pull(messages)).ack()
-        unsettled = await pull(messages)
-    with pytest.raises(LeaseLostError, match=ids[1]):
-        await unsettled.ack()
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        assert [(await pull(messages)).id for _ in range(2)] == ids[1:]
-
-
-@pytest.mark.any_server
-async def test_who_waits_behind_a_message_that_it_has_not_settled_is_told(
-    broker: Broker, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Messages of one key come one at a time: without a word this would look like an empty topic."""
-    await broker.create_topic("orders", partitions=3)
-    ids = [await broker.send("orders", "a secret", key="ann@example.org") for _ in range(2)]
-    async with broker.consume("orders", group="g", options=impatient()) as messages:
-        first = await pull(messages)
-        following = asyncio.create_task(messages.next())
-        await eventually(lambda: messages.inflight == 2, "the second is there, and waits")
-        await turns(50)  # it would have been told too early
-        assert ("next()" in caplog.text, messages.health().held_up) == (False, None)
-        clock.advance(1.0)
-        await eventually(lambda: "next()" in caplog.text, "a word")
-        [record] = [record for record in caplog.records if "next()" in record.getMessage()]
-        assert (record.name, record.levelname) == ("conquiet.topics", "WARNING")
-        text = record.getMessage()
-        assert f"topic 'orders', partition {ids[0].partition}, group 'g'" in text
-        assert f"message {ids[1]} waits for message {ids[0]} of the same key" in text
-        health = messages.health()
-        assert health.healthy
-        assert health.held_up is not None
-        assert health.held_up in text
-        assert "secret" not in text
-        assert "ann" not in text
-        await first.ack()
-        second = await following
-        assert second is not None
-        assert second.id == ids[1]
-        assert messages.health().held_up is None
-        await second.ack()

@@ -25,6 +25,7 @@ from conquiet import (
 )
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, finished, impatient, opened
+from tests.rigs.lanes import chosen
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -11,6 +11,7 @@ import pytest
 from conquiet import Backoff, Broker, ConfigError, DeadLetterPolicy, Message, Outgoing, Reject, Retry
 from conquiet.kit.clock import ManualClock
 from tests.contracts.topics_flavours import FLAVOURS, Recorder, buried, finished, impatient, opened, serving
+from tests.rigs.lanes import chosen
 from tests.rigs.waiting import eventually
 
 pytestmark = pytest.mark.guarantee
@@ -23,7 +24,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=chosen(FLAVOURS))
 def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

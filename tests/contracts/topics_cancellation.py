@@ -206,7 +206,7 @@ async def _beside(case: Case, place: Place | None) -> AsyncGenerator[Call]:
 async def _time_passes(case: Case) -> AsyncGenerator[None]:
     async def pass_on() -> None:
         while True:
-            await asyncio.sleep(_HURRY)
+            await asyncio.sleep(_HURRY)  # what it is: time that passes by itself, but faster
             case.ground.clock.advance(0.5)
 
     passing = asyncio.create_task(pass_on()) if case.sleeps else None

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from conquiet import JobQueue, JobRetention, MemoryStore
 
 _FEW, _MANY = 200, 20_000
@@ -43,6 +45,7 @@ async def _cost(jobs: int) -> int:
     return await _calls(life)
 
 
+@pytest.mark.slow
 async def test_the_cost_of_a_job_does_not_grow_with_the_queue() -> None:
     assert await _cost(_MANY) < 1.5 * await _cost(_FEW)
 

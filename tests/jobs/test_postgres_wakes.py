@@ -190,7 +190,10 @@ async def test_who_hears_that_a_job_is_taken_looks_no_more() -> None:
     assert [turns.claims("q") for turns in fleet.turns] == [True] * 8, "what they take now would be told"
     for turns in fleet.turns:
         turns.taken("q", ["a"])
-    await asyncio.sleep(SHORT)
+    others = Fleet(8)
+    for turns in others.turns:
+        turns.heard("q", ["a"])
+    await eventually(lambda: set(others.woken) == set(range(8)), "those who hear of no other have had their turns")
     assert set(fleet.woken) == {first}
     assert [turns.claims("q") for turns in fleet.turns] == [False] * 8
 

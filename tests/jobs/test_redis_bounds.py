@@ -67,6 +67,7 @@ async def take(store: RedisStore, count: int) -> list[Job]:
     return jobs
 
 
+@pytest.mark.slow
 async def test_no_call_does_more_because_there_are_many(
     store: RedisStore, server: EmbeddedRedis, clock: ManualClock
 ) -> None:

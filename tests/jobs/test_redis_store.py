@@ -131,6 +131,7 @@ async def test_nothing_of_a_deleted_or_purged_job_is_left(store: RedisStore, url
 # --- one script an operation -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.one_node
 @pytest.mark.any_server
 async def test_a_thousand_jobs_take_one_round_trip_an_operation(url: str, namespace: str) -> None:
@@ -151,6 +152,7 @@ async def test_a_thousand_jobs_take_one_round_trip_an_operation(url: str, namesp
         assert len(proxy.received) - seen == 8
 
 
+@pytest.mark.slow
 async def test_lists_may_be_longer_than_the_stack_of_lua(store: RedisStore) -> None:
     ids = [f"j{at}" for at in range(9001)]
     await store.add(QUEUE, new(*ids))

@@ -9,7 +9,7 @@ import pytest
 
 from conquiet import JobQueue, JobSpec, JobState, JobStore, JobWorker, QueueError, RedisStore
 from tests.contracts.jobs_flavours import Recorder
-from tests.jobs.working import Gate, counted, queue_in, ran, settled, working
+from tests.jobs.working import Gate, counted, outlived, queue_in, ran, settled, working
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 
@@ -173,9 +173,7 @@ async def test_heartbeats_come_back_after_a_short_outage(proxy: Proxy, store: Jo
     async with working(queue, gate):
         await gate.entered(1)
         await proxy.disconnect()
-        for _ in range(15):
-            await asyncio.sleep(0.1)
-            assert await eye.claim(worker="thief") == []
+        await outlived(eye, id)
         gate.open()
         job = await eye.wait(id, LONG)
     assert (job.attempts, job.failures) == (1, ())

@@ -16,7 +16,7 @@ from conquiet.kit import runners
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.loopthread import Threads
 from tests.contracts.jobs_flavours import Backend, serving
-from tests.jobs.working import Deaf, Gate, Holding, Late, Silent, counted, queue_in, ran, settled
+from tests.jobs.working import Deaf, Gate, Holding, Late, Silent, counted, outlived, queue_in, ran, settled
 from tests.rigs.waiting import LONG, eventually, turns
 
 pytest_plugins = ("tests.contracts.jobs_fixtures",)
@@ -75,9 +75,7 @@ async def test_leases_are_kept_while_handlers_finish() -> None:
     async with run(worker) as task:
         await gate.entered(1)
         worker.stop()
-        for _ in range(10):
-            await asyncio.sleep(0.1)
-            assert await queue.claim(worker="thief") == []
+        await outlived(queue, id)
         gate.open()
         await asyncio.wait_for(task, LONG)
     assert ((await look(queue, id)).state, (await look(queue, id)).attempts) == (JobState.SUCCEEDED, 1)
@@ -293,7 +291,7 @@ async def test_runs_that_are_cancelled_at_any_moment_strand_no_job(backend: Back
 
         for turns in range(40):
             running = asyncio.ensure_future(worker_of(queue, handler, concurrency=2).run())
-            await asyncio.sleep(0.002 * (turns % 10))
+            await asyncio.sleep(0.002 * (turns % 10))  # waits for nothing: any moment of its life is meant
             for _ in range(turns):
                 await asyncio.sleep(0)
             running.cancel()

@@ -11,8 +11,6 @@ from typing import Any
 
 from conquiet import Backoff, Job, JobQueue, JobState, JobStore, JobWorker, MemoryStore, QueueError, RetryPolicy
 from conquiet.jobs.store import Claimed, Wanted
-from conquiet.kit.clock import ManualClock
-from conquiet.kit.loopthread import PRIVATE_LOOP
 from tests.contracts.jobs_flavours import serving
 from tests.rigs.scraping import samples
 from tests.rigs.waiting import LONG, eventually
@@ -26,7 +24,7 @@ __all__ = [
     "Silent",
     "Watched",
     "counted",
-    "next_beat",
+    "outlived",
     "queue_in",
     "ran",
     "settled",
@@ -189,17 +187,19 @@ class Deaf(MemoryStore):
         raise QueueError("it was cancelled long ago")
 
 
-async def next_beat(clock: ManualClock) -> float:
-    """In how many seconds the next heartbeat is due; returns once one waits for its time."""
-    due: list[float] = []
+async def outlived(queue: JobQueue, id: str) -> None:
+    """Return once somebody has held a job for longer than one lease lasts; meanwhile nobody else gets it."""
+    first = await queue.get(id)
+    assert first is not None
+    assert first.lease_ms is not None
+    until = first.lease_ms + queue.lease_ttl * 1000
 
-    def is_there() -> bool:
-        loop, now = PRIVATE_LOOP.loop(), clock.monotonic()
-        due[:] = [one.deadline - now for one in list(clock._sleepers) if one.loop is loop and one.deadline > now]
-        return bool(due)
+    async def is_leased_on() -> bool:
+        assert await queue.claim(worker="thief") == []
+        job = await queue.get(id)
+        return job is not None and job.lease_ms is not None and job.lease_ms > until
 
-    await eventually(is_there, "a heartbeat waits for its time")
-    return min(due)
+    await eventually(is_leased_on, "the lease is renewed again and again")
 
 
 def working(queue: JobQueue, handler: Any, **options: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 
 from conquiet import ConfigError
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock, ManualClock
+from tests.rigs.waiting import eventually
 
 HOUR = 3_600.0
 clocks = pytest.mark.parametrize("clock", [SYSTEM_CLOCK, ManualClock()], ids=["system", "manual"])
@@ -229,16 +230,15 @@ async def test_nobody_stays_on_the_list() -> None:
     clock.advance(HOUR)
     cancelled.cancel()
     await soon(asyncio.wait([over, cancelled]))
-    await clock.sleep(0.001)
+    await turns()
     assert clock._sleepers == set()
 
 
-def test_sleepers_of_another_loop_wake() -> None:
+async def test_sleepers_of_another_loop_wake() -> None:
     clock = ManualClock()
     with ThreadPoolExecutor(4) as threads:
         sleeps = [threads.submit(asyncio.run, soon(clock.sleep(HOUR))) for _ in range(4)]
-        while len(clock._sleepers) < 4:
-            time.sleep(0.001)
+        await eventually(lambda: len(clock._sleepers) == 4, "all four sleep")
         assert not any(sleep.done() for sleep in sleeps)
         clock.advance(HOUR)
         for sleep in sleeps:

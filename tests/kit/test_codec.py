@@ -151,6 +151,7 @@ def test_any_json_object_comes_back_equal_and_is_json_to_others(payload: dict[st
     assert json.loads(data) == payload
 
 
+@pytest.mark.slow
 @settings(deadline=None, database=None, max_examples=200)
 @given(
     st.recursive(

@@ -12,7 +12,7 @@ import pytest
 from conquiet.kit.clock import ManualClock
 from conquiet.kit.keepalive import Keepalive
 from conquiet.kit.loopthread import PRIVATE_LOOP
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 HOUR = 3600.0
 
@@ -98,21 +98,26 @@ async def test_after_a_failure_the_next_beat_comes_soon(caplog: pytest.LogCaptur
 
 
 async def test_a_beat_under_way_has_ended_when_close_returns() -> None:
-    begun, ended = threading.Event(), threading.Event()
+    begun, ending, ended, gate = threading.Event(), threading.Event(), threading.Event(), asyncio.Event()
 
     async def beat() -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.02)
+            ending.set()
+            await gate.wait()
             ended.set()
 
     keepalive = Keepalive(beat, 0.001)
     await keepalive.start()
     await eventually(begun.is_set, "a beat is under way")
-    assert not ended.is_set()
-    await keepalive.aclose()
+    closing = asyncio.create_task(keepalive.aclose())
+    await eventually(ending.is_set, "the beat is about to end")
+    await turns()
+    assert not closing.done()
+    PRIVATE_LOOP.loop().call_soon_threadsafe(gate.set)
+    await asyncio.wait_for(closing, LONG)
     assert ended.is_set()
 
 
@@ -190,7 +195,7 @@ async def test_a_beat_that_makes_a_failure_of_its_end_is_the_last() -> None:
     async def beat() -> None:
         began.set()
         try:
-            await asyncio.sleep(HOUR)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             raise RuntimeError("no answer") from None
 

@@ -14,7 +14,7 @@ import pytest
 from conquiet.errors import ConfigError
 from conquiet.kit import runners
 from conquiet.kit.runners import Handler, Runners
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 
 class Stopped(Exception):
@@ -135,7 +135,7 @@ async def test_what_a_plain_handler_raises_is_an_outcome(error: BaseException) -
 async def test_what_handlers_return_is_told_whether_they_wait_or_not() -> None:
     async def handler(number: int) -> int:
         if number % 2:
-            await asyncio.sleep(0.001)
+            await turns()
         return number * 10
 
     async with office(handler, limit=3) as here:
@@ -188,7 +188,7 @@ async def test_each_call_has_context_variables_of_its_own() -> None:
     async def handler(number: int) -> None:
         before = tenant.get()
         tenant.set(number)
-        await asyncio.sleep(0.001 * (number % 3))
+        await turns(number % 3)
         during = tenant.get()
         await asyncio.get_running_loop().create_task(asyncio.sleep(0))
         seen.append((before, during, tenant.get()))
@@ -267,7 +267,7 @@ async def test_a_lost_item_has_no_outcome_and_its_call_is_cancelled_once() -> No
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled += 1
-            await asyncio.sleep(0.01)
+            await turns()
             cleaned.set()
             raise
 

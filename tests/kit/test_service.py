@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from conquiet.kit.service import to_its_end
+from conquiet.kit.service import ended, to_its_end
 from tests.rigs.waiting import LONG
 
 
@@ -64,6 +64,30 @@ async def test_work_ends_in_a_cancelled_scope_without_a_busy_wait() -> None:
     await asyncio.wait_for(caller, LONG)
     assert work.is_done
     assert cancels <= 1
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+async def test_the_loop_rests_while_a_cancelled_scope_waits_for_work_that_has_begun(
+    is_in_time: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scope is left in good order without its shield too; but until then the loop would turn without end."""
+    loop, work, turned = asyncio.get_running_loop(), Work(), 0
+    turn = loop._run_once  # type: ignore[attr-defined]
+
+    def counted() -> None:
+        nonlocal turned
+        turned += 1
+        turn()
+
+    task = asyncio.create_task(work())
+    await work.began.wait()
+    monkeypatch.setattr(loop, "_run_once", counted)
+    loop.call_later(0.1, work.go.set)  # the end of the work, which takes a moment
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        assert await ended(task, LONG if is_in_time else 0.02) is is_in_time
+    assert work.is_done is is_in_time
+    assert turned < 20
 
 
 async def test_what_goes_wrong_in_the_work_is_raised() -> None:

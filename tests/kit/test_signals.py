@@ -335,6 +335,7 @@ print("not reached")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", -signal.SIGINT)])
 def test_a_second_signal_ends_a_program_without_handlers(name: str, code: int) -> None:
     done = subprocess.run(
@@ -363,6 +364,7 @@ print("not reached")
 """
 
 
+@pytest.mark.slow
 def test_left_out_of_order_the_default_still_ends_the_program() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_ORDER],

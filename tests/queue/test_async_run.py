@@ -16,7 +16,7 @@ import pytest
 from conquiet import QueueConsumer, QueueMessage, RedisStreamsQueue
 from tests.contracts.looking import Look
 from tests.rigs.asking import pending
-from tests.rigs.waiting import eventually
+from tests.rigs.waiting import eventually, turns
 
 
 class Journal:
@@ -187,6 +187,7 @@ except (RuntimeError, StopIteration) as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 @pytest.mark.parametrize("flavour", ["core", "sync"])
 async def test_a_stop_iteration_of_a_handler_ends_the_run(
@@ -248,8 +249,7 @@ async def test_a_cancelled_run_waits_for_a_plain_handler_before_it_rolls_back(
     running = asyncio.create_task(consumer.run(handler=handler, db_factory=SyncFactory(journal)))
     await eventually(entered.is_set, "the handler runs")
     running.cancel()
-    for _ in range(10):
-        await asyncio.sleep(0.001)
+    await turns()
     assert journal.steps == ["begin"]
     released.set()
     with pytest.raises(asyncio.CancelledError):

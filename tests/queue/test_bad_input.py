@@ -69,6 +69,7 @@ async def test_payloads_that_end_in_an_error_are_not_sent(queue: RedisStreamsQue
     assert await look.length() == 0
 
 
+@pytest.mark.slow
 async def test_a_payload_of_five_megabytes_comes_back_equal(queue: RedisStreamsQueue) -> None:
     payload = {"text": "Grüße 世界 " * 250_000, "rows": [{"id": n, "x": n / 7} for n in range(50_000)]}
     sent = await queue.enqueue(payload)

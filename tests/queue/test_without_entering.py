@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conquiet import QueueConfig, QueueConsumer, QueueMessage, RedisStreamsQueue
-from tests.rigs.waiting import LONG
+from tests.rigs.waiting import LONG, turns
 
 pytestmark = pytest.mark.any_server
 
@@ -64,7 +64,7 @@ async def test_a_run_after_an_iteration_that_was_broken_off_is_stopped_by_signal
     before = signal.getsignal(signal.SIGTERM)
 
     async def handle(message: QueueMessage, tx: Any) -> None:
-        await asyncio.sleep(0.01)
+        await turns()
         seen.append(message.id)
         signal.raise_signal(signal.SIGTERM)
         assert consumer.stopping, "known at once: no read is begun after it"

@@ -6,6 +6,7 @@ A URL may be that of a Cluster. A command goes to the node that has its key then
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -15,7 +16,8 @@ from redis.exceptions import MovedError
 
 from tests.rigs.waiting import eventually
 
-__all__ = ["ask", "blocked", "entries", "keys_like", "lasting_keys", "nodes_of", "pending", "round_trips"]
+__all__ = ["ask", "blocked", "comes_to_rest", "entries", "keys_like", "lasting_keys", "next_millisecond", "nodes_of"]
+__all__ += ["pending", "round_trips"]
 
 _DAY: Final = 86_400_000
 _CLUSTER: Final = "redis+cluster://"
@@ -47,6 +49,32 @@ async def round_trips(url: str, count: int = 5) -> None:
     """Return after so many commands, one after another: what was sent before the first is answered by then."""
     for _ in range(count):
         await ask(url, "PING")
+
+
+async def comes_to_rest(url: str, count: Callable[[], int], what: str) -> None:
+    """Return once ``count`` stays what it is for the time of some answers of the server."""
+
+    async def rests() -> bool:
+        before = count()
+        await round_trips(url, 20)
+        return count() == before
+
+    await eventually(rests, f"{what} to come to rest")
+
+
+async def next_millisecond(url: str) -> None:
+    """Return in another millisecond of the server's clock: the IDs of its entries tell no more of the time."""
+
+    async def now() -> int:
+        seconds, micros = await ask(url, "TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    began = await now()
+
+    async def is_later() -> bool:
+        return await now() > began
+
+    await eventually(is_later, "time to pass")
 
 
 async def entries(url: str, stream: str) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from conquiet.kit.clock import ManualClock
+from conquiet.kit.loopthread import PRIVATE_LOOP
 from tests.rigs.waiting import eventually
 
-__all__ = ["WatchedClock"]
+__all__ = ["WatchedClock", "next_beat"]
 
 
 class WatchedClock(ManualClock):
@@ -34,3 +35,16 @@ class WatchedClock(ManualClock):
     async def waited_again(self, before: int) -> None:
         """Return once another wait has begun than the ``before`` that had begun then."""
         await eventually(lambda: self.waits > before, "another wait")
+
+
+async def next_beat(clock: ManualClock, hearts: int = 1) -> float:
+    """In how many seconds the next heartbeat is due; returns once so many ``hearts`` wait for their time."""
+    due: list[float] = []
+
+    def is_there() -> bool:
+        loop, now = PRIVATE_LOOP.loop(), clock.monotonic()
+        due[:] = [one.deadline - now for one in list(clock._sleepers) if one.loop is loop and one.deadline > now]
+        return len(due) >= hearts
+
+    await eventually(is_there, f"{hearts} heartbeats wait for their time")
+    return min(due)

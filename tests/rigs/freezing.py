@@ -152,7 +152,7 @@ async def paused(server: EmbeddedRedis, how: Pause, seconds: float) -> AsyncIter
 
 async def elapse(seconds: float) -> None:
     """Live through a time that is part of what is tested: leases run out in it."""
-    await asyncio.sleep(max(seconds, 0.0))
+    await asyncio.sleep(max(seconds, 0.0))  # the subject of those who call this
 
 
 async def _silent(url: str) -> None:

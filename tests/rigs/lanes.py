@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
 
-__all__ = ["IS_NARROW", "LANE", "is_left_out", "is_of_lane"]
+__all__ = ["IS_NARROW", "LANE", "chosen", "is_left_out", "is_of_lane"]
+
+_T = TypeVar("_T")
 
 LANE: Final = os.environ.get("CONQUIET_TEST_LANE", "")
 """The lane that was asked for; empty for all tests."""
@@ -29,6 +32,8 @@ _OTHER_ROOMS: Final = frozenset({"bench", "documents", "spark", "system", "typin
 _OTHER_SERVERS: Final = frozenset({"cluster", "clustered", "pg", "postgres", "sentinels"})
 _FAULTS: Final = re.compile(r"test_(boundaries|calls|cancelled_\w+|full_memory\w*|lost_writes_\w+)")
 """Every fault at every step: what ``nox -s system`` runs at full size."""
+_MACHINES: Final = re.compile(r"test_\w+_machine")
+"""Random walks that are compared with a model."""
 _SLOW: Final = re.compile(r"^pytestmark = (?:.*|\[[^\]]*)\bmark\.slow\b", re.MULTILINE)
 
 
@@ -43,20 +48,27 @@ def is_left_out(path: Path) -> bool:
     text = path.read_text(encoding="utf-8")
     if LANE == "guarantees":
         return "mark.guarantee" not in text
-    return _FAULTS.fullmatch(path.stem) is not None or _SLOW.search(text) is not None
+    is_long = _FAULTS.fullmatch(path.stem) is not None or _MACHINES.fullmatch(path.stem) is not None
+    return is_long or _SLOW.search(text) is not None
+
+
+def chosen(parameters: Iterable[_T]) -> list[_T]:
+    """Those that the lane has. What would only be left out is not even made: to make tests is most of collecting."""
+    left_out = {"sync", "postgres"} if LANE == "quick" else {"sync"} if IS_NARROW else set[str]()
+    return [one for one in parameters if one not in left_out]
 
 
 def is_of_lane(item: pytest.Item) -> bool:
     """Whether this test is of the lane."""
     if not IS_NARROW:
         return True
-    chosen = _parameters(item)
-    if "sync" in chosen:
+    parameters = _parameters(item)
+    if "sync" in parameters:
         return False
     if LANE == "guarantees":
         return item.get_closest_marker("guarantee") is not None
     needed = set(item.fixturenames) if isinstance(item, pytest.Function) else set[str]()
-    return item.get_closest_marker("slow") is None and "postgres" not in chosen and not needed & _OTHER_SERVERS
+    return item.get_closest_marker("slow") is None and "postgres" not in parameters and not needed & _OTHER_SERVERS
 
 
 def _parameters(item: pytest.Item) -> list[object]:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+import pytest
+
 from tests.rigs.proxy import Proxy
 
-__all__ = ["EACH_SECOND", "SECONDS", "TROUBLES", "Crowded", "Trouble", "denied", "heal"]
+__all__ = ["EACH_SECOND", "SECONDS", "TROUBLES", "Crowded", "Trouble", "costs_little", "denied", "heal", "lines"]
 
 SECONDS: Final = 3.0
 """Of real time, in which something is counted."""
@@ -62,3 +64,18 @@ def heal(proxy: Crowded) -> None:
     proxy.limit = _FOR_EVER
     proxy.forgive()
     proxy.reopen()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What this library wrote to the log."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("conquiet")]
+
+
+async def costs_little(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    """Look on for some seconds: the clients of ``proxy`` ask little, open few connections and say little."""
+    caplog.clear()
+    before = len(proxy.received), proxy.accepted
+    await asyncio.sleep(SECONDS)  # what is measured: how much happens in a time
+    assert len(lines(caplog)) <= SECONDS + 1, lines(caplog)
+    assert len(proxy.received) - before[0] <= EACH_SECOND * SECONDS, proxy.received[before[0] :]
+    assert proxy.accepted - before[1] <= EACH_SECOND * SECONDS

@@ -27,7 +27,7 @@ async def eventually(condition: Callable[[], Awaitable[bool] | bool], what: str,
         async with asyncio.timeout(seconds) as limit:
             # redis-py swallows a cancellation now and then, that of the time-out too: then this loop ends by itself.
             while not await _holds(condition) and not limit.expired():  # noqa: ASYNC110 - of another process
-                await asyncio.sleep(_POLL)
+                await asyncio.sleep(_POLL)  # between two looks
             if limit.expired():
                 raise TimeoutError
     except TimeoutError:

@@ -29,7 +29,7 @@ def until(condition: Callable[[], _T], what: str) -> _T:
     deadline = time.monotonic() + LONG
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {LONG:g} s: {what}"
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     return value
 
 

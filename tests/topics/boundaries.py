@@ -181,7 +181,7 @@ class Scene:
             except QueueError as error:
                 if type(error) is not QueueError:
                     raise
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # what a program does that tries again, and not without end
 
     async def operate(self, broker: Broker) -> None:
         if self.path == "replay":

@@ -7,116 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from conquiet import Outgoing, QueueError, Retention
 from conquiet.errors import ConfigError, UnknownTopicError
-from conquiet.kit.clock import ManualClock
-from conquiet.topics.broker import Broker
 from conquiet.topics.outside import scan
 from conquiet.topics.produce import once
-from conquiet.topics.produce.once import Appended, Appender, Chunk, Write
+from conquiet.topics.produce.once import Appended, Appender, Chunk
 from conquiet.topics.server.external_groups import Position, adopt_group, publish_progress
 from conquiet.topics.server.group import count_after
-from conquiet.topics.server.instance import Instance
-from conquiet.topics.server.topics import Registry, Topic
 from tests.rigs.calling import Path
-from tests.rigs.tracing import Tracer
 from tests.topics.adopting import lasting, places
-from tests.topics.staging import Stage, hurried
+from tests.topics.call_scenes import (
+    GROUP,
+    QUERY,
+    TOPIC,
+    WRITE,
+    Scene,
+    begun,
+    bounded_topic,
+    dead_letters,
+    entries,
+    group,
+    group_of_what_is_not_listed,
+    query,
+    topic,
+)
 
 __all__ = ["BACKGROUND", "CALLS", "REPEATED", "Scene"]
 
-TOPIC: Final = "orders"
-GROUP: Final = "billing"
-QUERY: Final = "query"
 BACKGROUND: Final = {"CLIENT", "HELLO"}
 """What a connection begins with."""
-_WRITE: Final = Write("nightly")
-
-
-@dataclass
-class Scene:
-    """A namespace that nobody else has: ``broker`` and ``instance`` reach it through a proxy, ``stage`` past it."""
-
-    proxy: Tracer
-    broker: Broker
-    instance: Instance
-    stage: Stage
-    clock: ManualClock
-    found: Topic | None = None
-    ids: list[str] = field(default_factory=list)
-    partition: int = 0
-
-    @property
-    def topic(self) -> Topic:
-        assert self.found is not None
-        return self.found
-
-    @property
-    def registry(self) -> Registry:
-        return Registry(self.instance)
-
-    @property
-    def stream(self) -> str:
-        return self.stage.stream(self.topic)
-
-    async def soon(self, work: Any) -> Any:
-        """The outcome of what waits for time to pass."""
-        return await hurried(self.clock, work)
-
-    async def looked(self) -> Topic | None:
-        return await Registry(self.stage.instance).fetch_or_none(TOPIC)
-
-
-# --- before -----------------------------------------------------------------------------------------------------------
-
-
-async def topic(scene: Scene) -> None:
-    scene.found = await scene.stage.topic(TOPIC)
-
-
-async def bounded_topic(scene: Scene) -> None:
-    scene.found = await scene.stage.topic(TOPIC, max_len=10, on_full="reject")
-
-
-async def entries(scene: Scene) -> None:
-    await topic(scene)
-    scene.ids = await scene.stage.add(scene.topic, 3)
-
-
-async def group(scene: Scene) -> None:
-    """It has got two of three messages, and nobody is left of it."""
-    await entries(scene)
-    await scene.stage.join(scene.topic, GROUP)
-    await scene.stage.create_group(scene.topic, GROUP)
-    await scene.stage.read(scene.topic, GROUP, 2)
-    scene.clock.advance(60.0)
-
-
-async def group_of_what_is_not_listed(scene: Scene) -> None:
-    """As if there had been no room to list the partition."""
-    await group(scene)
-    listed = scene.stage.instance.keys.partitions(TOPIC)
-    await scene.stage.call(listed, "SREM", listed, scene.stream)
-
-
-async def dead_letters(scene: Scene) -> None:
-    await topic(scene)
-    await scene.stage.join(scene.topic, GROUP)
-    scene.ids = await scene.stage.dead(scene.topic, GROUP, 3)
-
-
-async def query(scene: Scene) -> None:
-    await entries(scene)
-    await adopt_group(scene.stage.instance, scene.stage.registry, scene.topic, QUERY, {0: Position("0-0", 0)})
-
-
-async def begun(scene: Scene) -> None:
-    await topic(scene)
-    await once.begin(scene.stage.instance, scene.topic, _WRITE)
-
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
@@ -141,7 +62,7 @@ async def send_plain_batch(scene: Scene) -> list[str]:
 
 
 async def append(scene: Scene) -> Appended:
-    appender, chunk = Appender(scene.instance, scene.topic, _WRITE, 0), Chunk(0, 0)
+    appender, chunk = Appender(scene.instance, scene.topic, WRITE, 0), Chunk(0, 0)
     chunk.kinds += b"00"
     chunk.values += ["1", "2"]
     try:
@@ -259,11 +180,12 @@ async def it_has_begun(scene: Scene, *, done: bool, at: int, first: QueueError, 
 
 
 async def it_runs_out(scene: Scene, *, done: bool, at: int, first: QueueError, second: Any) -> None:
-    key = scene.instance.keys.write(TOPIC, _WRITE.known_as(scene.topic))
+    key = scene.instance.keys.write(TOPIC, WRITE.known_as(scene.topic))
     assert 0 < await scene.stage.call(key, "PTTL", key) <= 3_600_000
 
 
 # --- the paths --------------------------------------------------------------------------------------------------------
+
 
 _Call: TypeAlias = Callable[[Scene], Awaitable[Any]]
 _FOUND: Final = ("topic_look", "SISMEMBER registry", "SCARD partitions")
@@ -275,7 +197,6 @@ _GROWN: Final = (
 )
 _GROWING: Final = ("topic_look", "grow_plan", "SMEMBERS groups", "members_call", *_GROUPS[:2])
 _REMOVED: Final = ("members_look", "group_look")
-
 CALLS: Final[dict[str, Path[Scene]]] = {
     "create": Path(
         (
@@ -379,10 +300,10 @@ CALLS: Final[dict[str, Path[Scene]]] = {
         it_has_moved,
         query,
     ),
-    "begin to write": Path(("write_begin",), lambda s: once.begin(s.instance, s.topic, _WRITE), it_has_begun, topic),
+    "begin to write": Path(("write_begin",), lambda s: once.begin(s.instance, s.topic, WRITE), it_has_begun, topic),
     "forget what was written": Path(
         ("PEXPIRE written", "PEXPIRE topic"),
-        lambda s: once.forget(s.instance, s.topic, _WRITE, 1),
+        lambda s: once.forget(s.instance, s.topic, WRITE, 1),
         it_runs_out,
         begun,
     ),

@@ -112,7 +112,7 @@ async def stays_below(most: int, count: Callable[[], int], what: str) -> None:
     try:
         async with asyncio.timeout(_LOOK):
             while count() <= most:  # noqa: ASYNC110 - it is about what must not happen
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # what is measured: how much happens in a time
     except TimeoutError:
         return
     raise AssertionError(f"more than {most} {what} in {_LOOK} s")

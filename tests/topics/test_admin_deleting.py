@@ -176,6 +176,7 @@ async def test_deleting_a_topic_can_be_repeated_wherever_it_was_interrupted(
     assert step > 20
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 async def test_deleting_a_group_can_be_repeated_wherever_it_was_interrupted(
     stage: Stage, admin: Admin, clock: ManualClock

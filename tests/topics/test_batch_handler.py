@@ -101,7 +101,7 @@ async def test_batches_of_a_partition_never_overlap(broker: Broker) -> None:
         partition = batch[0].partition
         overlaps.extend({partition} & busy)
         busy.add(partition)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # the work itself, in which another batch could begin
         busy.discard(partition)
 
     options = impatient(batch_handler=True, batch_size=3)

@@ -274,6 +274,7 @@ async def test_large_messages_are_read_counted_and_buried_step_by_step(
 # --- a million of anything else -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_pending_pages_of_any_size_are_looked_up_in_steps(stage: Stage, admin: Admin, url: str) -> None:
     await left(stage)
     async with watched(url) as work:
@@ -298,6 +299,7 @@ async def test_dead_letters_beyond_a_limit_that_was_lowered_go_step_by_step(
     assert lengths[-1] == (50 if "dead_letter_max_len" in limit else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_full", ["drop", "grow"])
 async def test_large_messages_are_removed_step_by_step_and_all_of_them(stage: Stage, url: str, on_full: str) -> None:
     """What is dropped is read, to tell whether somebody misses it; what is finished need not be."""

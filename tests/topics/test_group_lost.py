@@ -13,7 +13,7 @@ from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
-from tests.rigs.asking import ask, keys_like
+from tests.rigs.asking import ask, keys_like, next_millisecond
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, answers, finished, impatient
 from tests.topics.staging import Stage
@@ -137,13 +137,13 @@ async def test_deleting_a_group_ends_its_subscriptions(broker: Broker, stage: St
 
 
 @pytest.mark.any_server
-async def test_a_deleted_group_can_begin_again(broker: Broker) -> None:
+async def test_a_deleted_group_can_begin_again(broker: Broker, url: str) -> None:
     await broker.send("orders", 1)
     async with broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()) as subscription:
         await finished(broker, "orders", "g")
         await broker.admin.delete_group("orders", "g", force=True)
         await ends_with(subscription, GroupLostError, "was deleted")
-    await asyncio.sleep(0.002)  # the deletion is of another millisecond
+    await next_millisecond(url)  # than that of the deletion
     seen = Recorder()
     async with broker.subscribe("orders", group="g", handler=seen, options=impatient()):
         await seen.saw(1)

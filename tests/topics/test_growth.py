@@ -163,7 +163,7 @@ async def test_no_key_goes_back_to_an_old_partition(stage: Stage) -> None:
         while sending:
             await producer.send_batch("orders", [Outgoing(number, key) for number, key in enumerate(keys)])
             sent.append(len(keys))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a steady stream, and no flood
 
     producers = [asyncio.create_task(produce()) for _ in range(3)]
     await eventually(lambda: len(sent) >= 15, "messages before the growth")

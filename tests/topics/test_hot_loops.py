@@ -17,7 +17,7 @@ from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import stays_below
 
-pytestmark = pytest.mark.any_server
+pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 
 class CountingClock(Clock):

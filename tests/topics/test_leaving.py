@@ -89,6 +89,7 @@ async def test_what_a_consumer_is_about_to_take_is_given_up_too(
     assert (found.members, found.unowned) == ((), (0,))
 
 
+@pytest.mark.slow
 async def test_a_consumer_whose_loop_has_ended_is_not_kept_alive(url: str, keys: Keys, broker: Broker) -> None:
     """As of a script or a notebook that never leaves the block."""
     clock, left = ManualClock(), list[Messages]()

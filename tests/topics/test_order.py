@@ -147,7 +147,7 @@ async def test_max_inflight_one_is_a_serial_worker_over_all_partitions(broker: B
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # the work itself, in which another could begin
         busy -= 1
 
     seen = Recorder(handle)

@@ -18,8 +18,10 @@ from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
 from conquiet.wire.keys import Keys
+from tests.rigs.clocks import next_beat
 from tests.rigs.waiting import LONG, eventually
-from tests.topics.consuming import Recorder, finished, impatient, vanish
+from tests.topics.consuming import Recorder, answers, finished, hands_over, impatient, vanish
+from tests.topics.staging import hurried
 
 pytestmark = [pytest.mark.cluster_too, pytest.mark.slow]
 
@@ -63,10 +65,14 @@ class Owners:
                 self.overlaps.append(f"{message!r}: {inside}")
             self.seen[message.payload] += 1
             self.firsts[str(message.key)].append(message.payload)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # the work itself, in which another could begin
             inside.remove(name)
 
         return Recorder(handle)
+
+    async def have_seen(self, count: int) -> None:
+        """Return once so many were handled."""
+        await eventually(lambda: self.seen.total() >= count, f"{count} handled")
 
 
 # --- fair and cooperative -------------------------------------------------------------------------------
@@ -134,7 +140,8 @@ async def test_a_hand_over_waits_for_what_is_being_handled(broker: Broker) -> No
         await held.saw(8)
         seen = Recorder()
         async with broker.subscribe("orders", group="g", handler=seen, options=impatient()) as other:
-            await asyncio.sleep(0.6)  # time to notice each other
+            await eventually(lambda: hands_over(one), "it notices the other")
+            await answers(broker)
             assert (len(owned(one)), owned(other)) == (8, ())
             gate.set()
             await shared([one, other], [4, 4])
@@ -160,7 +167,7 @@ async def test_nothing_is_handled_by_two_or_twice_while_consumers_come_and_go(br
         else:
             await members.pop(draw.randrange(len(members))).aclose()
         await broker.send_batch("orders", sent[step * 50 : step * 50 + 50])
-        await asyncio.sleep(0.05)
+        await owners.have_seen(step * 40)
     await finished(broker, "orders", "g")
     for member in members:
         await member.aclose()
@@ -173,16 +180,25 @@ async def test_nothing_is_handled_by_two_or_twice_while_consumers_come_and_go(br
 # --- leases ---------------------------------------------------------------------------------------------
 
 
+async def passed(clock: ManualClock, seconds: float, hearts: int = 1) -> None:
+    """Let time pass in steps that leave those who live time to renew."""
+    end = clock.monotonic() + seconds
+    while clock.monotonic() < end:
+        clock.advance(await next_beat(clock, hearts))
+    await next_beat(clock, hearts)
+
+
 @pytest.mark.any_server
-async def test_a_handler_much_slower_than_the_lease_is_not_doubled(broker: Broker) -> None:
+async def test_a_handler_much_slower_than_the_lease_is_not_doubled(broker: Broker, clock: ManualClock) -> None:
     gate, one, other = asyncio.Event(), Recorder(), Recorder()
     held = Recorder(lambda message: _after(gate))
-    options = impatient(lease_ttl=0.3)
+    options = impatient()
     async with broker.subscribe("orders", group="g", handler=held, options=options) as owner:
         await broker.send("orders", 1, partition=0)
         await held.saw(1)
         async with broker.subscribe("orders", group="g", handler=other, options=options):
-            await asyncio.sleep(1.2)  # four times the lease
+            await passed(clock, 4 * options.lease_ttl, hearts=2)
+            await answers(broker)
             assert 0 in owned(owner)
             gate.set()
             await finished(broker, "orders", "g")
@@ -204,7 +220,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease(broker: Broker, ur
 
     def block(seconds: float) -> None:
         begun.set()
-        time.sleep(seconds)
+        time.sleep(seconds)  # what a handler may do to its loop
 
     async def handle(message: Message) -> None:
         block(1.8)  # the loop, for three times the lease
@@ -226,9 +242,7 @@ async def test_what_a_vanished_consumer_owned_goes_to_the_others(broker: Broker,
         other = await broker.subscribe("orders", group="g", handler=Recorder(), options=impatient()).__aenter__()
         await shared([one, other], [4, 4])
         await vanish(other)
-        for _ in range(4):  # in steps that leave the living time to renew
-            clock.advance(4.5)
-            await asyncio.sleep(0.3)
+        await passed(clock, 1.2 * impatient().lease_ttl)
         await shared([one], [8])
 
 
@@ -236,11 +250,7 @@ async def test_what_a_vanished_consumer_owned_goes_to_the_others(broker: Broker,
 
 
 async def grow(broker: Broker, clock: ManualClock, partitions: int) -> None:
-    growing = asyncio.create_task(broker.admin.grow("orders", partitions))
-    while not growing.done():
-        await asyncio.sleep(0.05)
-        clock.advance(0.5)
-    await growing
+    await hurried(clock, broker.admin.grow("orders", partitions))
 
 
 async def test_a_running_subscription_notices_growth_and_keeps_the_order(broker: Broker, clock: ManualClock) -> None:
@@ -269,13 +279,18 @@ async def test_new_partitions_wait_for_the_old_ones_if_asked_to(
     gate = asyncio.Event()
     seen = Recorder(lambda message: _after(gate) if message.payload == "old" else _nothing())
     options = impatient(order_across_growth=in_order)
-    async with broker.subscribe("orders", group="g", handler=seen, options=options) as subscription:
+    others, careless = Recorder(), impatient(order_across_growth=False)
+    async with (
+        broker.subscribe("orders", group="g", handler=seen, options=options) as subscription,
+        broker.subscribe("orders", group="others", handler=others, options=careless),
+    ):
         await broker.send("orders", "old", partition=0)
         await seen.saw(1)
         await grow(broker, clock, 10)
         await broker.send("orders", "new", partition=9)
         if in_order:
-            await asyncio.sleep(0.6)  # time for one too many
+            await others.saw(2)
+            await answers(broker)
             assert (seen.payloads, owned(subscription)) == (["old"], tuple(range(8)))
         else:
             await seen.saw(2)

@@ -132,6 +132,7 @@ async def test_more_than_a_page_is_replayed(stage: Stage) -> None:
     assert await stage.pending(topic, "billing") == ids
 
 
+@pytest.mark.slow
 @pytest.mark.any_server
 @pytest.mark.one_node
 async def test_a_replay_that_was_killed_makes_the_next_one_no_longer(

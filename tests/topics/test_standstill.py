@@ -60,6 +60,7 @@ async def later(clock: ManualClock, seconds: float) -> None:
     await turns(50)  # it has said too much by then, if it does
 
 
+@pytest.mark.slow
 async def test_a_word_comes_once_a_minute(
     broker: Broker, messages: Messages, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,56 +1,27 @@
-"""How a subscription runs its handler, how much it takes, and how it stops."""
+"""How a subscription runs its handler, how it begins, and how it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from conquiet import Backoff, ConfigError, Outgoing
-from conquiet.kit.clock import ManualClock
+from conquiet import ConfigError
 from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
+from conquiet.topics.consume.handling import Handling
 from conquiet.wire.keys import Keys
 from tests.rigs.proxy import Proxy
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, answers, finished, impatient
+from tests.topics.subscribing import Gate, broker, numbered, pending
+
+__all__ = ["broker"]
 
 pytestmark = pytest.mark.cluster_too
-
-
-@pytest.fixture
-async def broker(url: str, keys: Keys, clock: ManualClock) -> AsyncIterator[Broker]:
-    async with Broker(url, namespace=keys.namespace, clock=clock) as broker:
-        await broker.create_topic("orders", partitions=2)
-        yield broker
-
-
-def numbered(count: int, **more: Any) -> list[Outgoing]:
-    return [Outgoing(number, **more) for number in range(count)]
-
-
-async def pending(broker: Broker) -> int:
-    return (await broker.admin.describe_group("orders", "g")).pending
-
-
-class Gate:
-    """Holds handlers up until it is opened, and knows how many are inside."""
-
-    def __init__(self) -> None:
-        self.opened = asyncio.Event()
-        self.entered = 0
-
-    async def __call__(self, message: Message) -> None:
-        self.entered += 1
-        await self.opened.wait()
-
-    async def holds(self, count: int) -> None:
-        await eventually(lambda: self.entered >= count, f"{count} handlers inside")
-        assert self.entered == count
-
 
 # --- handlers -------------------------------------------------------------------------------------------
 
@@ -127,13 +98,22 @@ async def test_a_thread_that_took_too_long_has_failed_and_is_never_doubled(broke
             release.wait(LONG)
         inside -= 1
 
-    async with broker.subscribe("orders", group="g", handler=slow_first, options=impatient(handler_timeout=0.05)):
+    options = impatient(handler_timeout=0.05)
+    async with broker.subscribe("orders", group="g", handler=slow_first, options=options) as subscription:
         await broker.send("orders", 1)
         await eventually(lambda: inside == 1, "the handler to begin")
-        await asyncio.sleep(0.2)  # well past its time
+        await eventually(lambda: _is_overdue(subscription), "its time is over")
+        await answers(broker)
         release.set()
         await finished(broker, "orders", "g")
     assert most == 1
+
+
+def _is_overdue(subscription: Subscription) -> bool:
+    """Whether it has judged a call that has not ended."""
+    hands = subscription._hands
+    assert isinstance(hands, Handling)
+    return any(run.verdict is not None for run in hands._runners._runs.values())
 
 
 @pytest.mark.any_server
@@ -164,110 +144,6 @@ async def test_a_handler_that_cancels_its_own_task_ends_nothing(broker: Broker) 
         await broker.send_batch("orders", numbered(3))
         await finished(broker, "orders", "g")
     assert {1, 2} < set(seen.payloads)
-
-
-# --- how much -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [1, 7])
-async def test_what_is_taken_and_unsettled_never_exceeds_max_inflight(broker: Broker, limit: int) -> None:
-    """Counted while all handlers stand still: the nodes of a Cluster are asked one after the other."""
-    rounds = [asyncio.Event() for _ in range(6)]
-    counts: list[int] = []
-    entered = 0
-
-    async def look(message: Message) -> None:
-        nonlocal entered
-        mine = rounds[entered // limit]
-        entered += 1
-        if entered % limit == 0:
-            counts.append(await pending(broker))
-            mine.set()
-        await mine.wait()
-
-    await broker.send_batch("orders", [Outgoing(number, key=f"k{number}") for number in range(6 * limit)])
-    async with broker.subscribe("orders", group="g", handler=look, options=impatient(max_inflight=limit)):
-        await finished(broker, "orders", "g")
-    assert counts == [limit] * 6
-
-
-async def test_buffered_messages_count_as_in_flight(broker: Broker) -> None:
-    gate = Gate()
-    await broker.send_batch("orders", numbered(30, key="the same"))
-    async with broker.subscribe("orders", group="g", handler=gate, options=impatient(max_inflight=8)) as subscription:
-        await gate.holds(1)
-        await eventually(lambda: subscription.inflight == 8, "all the room to be taken")
-        assert await pending(broker) == 8
-        gate.opened.set()
-        await finished(broker, "orders", "g")
-        await eventually(lambda: subscription.inflight == 0, "nothing in flight")
-
-
-async def test_parked_messages_do_not_count_as_in_flight(broker: Broker, clock: ManualClock) -> None:
-    async def fail_early(message: Message) -> None:
-        if message.payload < 10 and message.retry_count == 0:
-            raise RuntimeError
-
-    seen = Recorder(fail_early)
-    options = impatient(max_inflight=2, backoff=Backoff(60.0, 60.0, "fixed"))
-    await broker.send_batch("orders", numbered(20))
-    async with broker.subscribe("orders", group="g", handler=seen, options=options) as subscription:
-        await seen.saw(20)
-        await eventually(lambda: subscription.inflight == 0, "all to be parked or acked")
-        assert await pending(broker) == 10
-        clock.advance(5.0)
-        clock.advance(56.0)
-        await finished(broker, "orders", "g")
-    assert len(seen.messages) == 30
-
-
-@pytest.mark.any_server
-async def test_a_slow_handler_holds_back_what_is_taken(broker: Broker) -> None:
-    gate = Gate()
-    await broker.send_batch("orders", numbered(50))
-    async with broker.subscribe("orders", group="g", handler=gate, options=impatient(max_inflight=10)):
-        await gate.holds(10)
-        info = await broker.admin.describe_group("orders", "g")
-        assert (info.pending, info.lag) == (10, 40)
-        gate.opened.set()
-        await finished(broker, "orders", "g")
-    assert gate.entered == 50
-
-
-@pytest.mark.any_server
-async def test_a_full_partition_does_not_starve_the_other(broker: Broker) -> None:
-    gates = {0: asyncio.Event(), 1: asyncio.Event()}
-    gates[1].set()
-    seen = Recorder(lambda message: _wait(gates[message.partition]))
-    await broker.send_batch("orders", [Outgoing(number, key="a", partition=0) for number in range(50)])
-    async with broker.subscribe("orders", group="g", handler=seen, options=impatient(max_inflight=100)):
-        await broker.send_batch("orders", numbered(5, partition=1))
-        await eventually(lambda: sum(one.partition for one in seen.messages) == 5, "the other partition")
-        gates[0].set()
-        await finished(broker, "orders", "g")
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
-
-
-async def test_a_paused_subscription_takes_nothing_and_keeps_its_partitions(broker: Broker) -> None:
-    gate = Gate()
-    async with broker.subscribe("orders", group="g", handler=gate, options=impatient()) as subscription:
-        await broker.send("orders", 0)
-        await gate.holds(1)
-        subscription.pause()
-        await eventually(lambda: subscription.paused, "the pause")
-        await broker.send_batch("orders", numbered(5))
-        gate.opened.set()
-        await eventually(lambda: subscription.inflight == 0, "what was taken to be finished")
-        await answers(broker)  # what must not come would be there
-        info = await broker.admin.describe_group("orders", "g")
-        assert (info.lag, info.pending, gate.entered) == (5, 0, 1)
-        assert (subscription.owned, subscription.health().paused) == ({"orders": (0, 1)}, True)
-        subscription.resume()
-        await finished(broker, "orders", "g")
-    assert gate.entered == 6
 
 
 # --- stopping -------------------------------------------------------------------------------------------

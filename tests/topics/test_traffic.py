@@ -13,7 +13,7 @@ from conquiet import Broker, Message, Subscription
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
-from tests.rigs.asking import ask, blocked
+from tests.rigs.asking import ask, blocked, comes_to_rest
 from tests.rigs.proxy import Proxy
 from tests.rigs.sizing import IS_FULL
 from tests.rigs.waiting import eventually
@@ -56,11 +56,16 @@ def quiet(**changes: Any) -> Any:
 async def handle(message: Message) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["a member joins", "leases are renewed"])
 async def test_a_group_that_looks_at_itself_sends_no_command_for_each_member_and_partition(
-    why: str, broker: Broker, proxy: Scales, clock: ManualClock
+    why: str, broker: Broker, proxy: Scales, clock: ManualClock, url: str
 ) -> None:
     members, partitions = 10, 48
+
+    def sent() -> int:  # glances at the group apart, which go on all the time
+        return sum(b"\r\nGET\r\n" not in command for command in proxy.received)
+
     await broker.create_topic("orders", partitions=partitions)
     async with AsyncExitStack() as stack:
         for number in range(members):  # each has a share that nobody can take from it
@@ -71,16 +76,13 @@ async def test_a_group_that_looks_at_itself_sends_no_command_for_each_member_and
             return not (await broker.admin.describe_group("orders", "g")).unowned
 
         await eventually(is_shared, "all partitions are owned")
-        await asyncio.sleep(0.5)  # time for the looks that the last ones caused
+        await comes_to_rest(url, sent, "the looks that the last ones caused")
         proxy.received.clear()
         if why == "a member joins":
             options = quiet(partition_modulo=partitions + 1, partition_remainder=partitions)
             await stack.enter_async_context(broker.subscribe("orders", group="g", handler=handle, options=options))
         else:
             clock.advance(TTL * 0.34)
-
-        def sent() -> int:  # glances at the group apart, which go on all the time
-            return sum(b"\r\nGET\r\n" not in command for command in proxy.received)
 
         await stays_below(3 * partitions + 12 * members, sent, "commands")
 
@@ -117,6 +119,7 @@ async def reads(url: str) -> int:
     return int((await ask(url, "INFO", "stats"))["total_reads_processed"])
 
 
+@pytest.mark.slow
 async def test_an_idle_consumer_of_many_topics_costs_no_more_than_one_of_few(
     broker: Broker, proxy: Scales, url: str
 ) -> None:
@@ -145,6 +148,7 @@ async def test_all_leases_are_renewed_in_a_few_writes(url: str, keys: Keys, cloc
             assert await reads(url) - before <= 30
 
 
+@pytest.mark.slow
 async def test_consumers_that_start_together_cost_the_server_a_few_commands_each(
     broker: Broker, proxy: Scales, keys: Keys
 ) -> None:

@@ -40,7 +40,7 @@ class Work:
     async def __call__(self) -> str:
         self.begun.set()
         try:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # the work itself
             return "done"
         finally:
             await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_a_heartbeat_whose_close_is_cancelled_is_over(how: How) -> None:
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.005)  # its end takes a moment
                     inside.clear()
 
             keepalive = Keepalive(beat, HOUR, clock)
@@ -156,7 +156,7 @@ async def test_tasks_that_are_ended_are_let_end_though_their_owner_is_cancelled(
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # its end takes a moment
                 left.append("in good order")
 
         async with nothing_left():

@@ -2,89 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Final
-
 import pytest
 
-from conquiet.errors import QueueError
-from conquiet.wire.address import Address
-from conquiet.wire.connections import Connections
-from conquiet.wire.keys import Keys
-from conquiet.wire.lease import Lease, renewal_timeout
-from conquiet.wire.scripts import Script, run
-from conquiet.wire.streams import pack
+from tests.wire.desk import TTL, A, B, Desk, desk
+
+__all__ = ["desk"]
 
 pytestmark = pytest.mark.guarantee
-
-TTL: Final = 15_000
-A: Final = "worker-1#a"
-B: Final = "worker-2#b"
-ACQUIRE: Final = Script.named("partition_acquire")
-RENEW: Final = Script.named("lease_renew")
-RELEASE: Final = Script.named("partition_release")
-SUSPECT: Final = Script.named("lease_suspect")
-DELETE: Final = Script.named("group_delete")
-
-
-@dataclass
-class Desk:
-    """One partition and group, by script and by command; ``later`` ms are added to the server's time."""
-
-    link: Connections
-    stream: str
-    later: int = 0
-    group: str = "billing"
-
-    @property
-    def key(self) -> str:
-        return Keys().lease(self.stream, self.group)
-
-    async def acquire(self, owner: str, *, since: int = 2**53, known: str = "0", lost: str = "fail") -> Any:
-        call = ACQUIRE([self.key, self.stream], owner, TTL, self.later, self.group, "0-0", since, known, lost)
-        return await run(self.link, self.stream, call)
-
-    async def hold(self, owner: str) -> int:
-        """The epoch in which ``owner`` takes the lease, which is to be had."""
-        status, epoch, *_ = await self.acquire(owner)
-        assert status == b"OK"
-        return int(epoch)
-
-    async def renew(self, owner: str, epoch: int) -> Any:
-        return await run(self.link, self.stream, RENEW([self.key], owner, epoch, TTL, self.later))
-
-    async def release(self, owner: str, epoch: int) -> Any:
-        return await run(self.link, self.stream, RELEASE([self.key, self.stream], owner, epoch, self.group))
-
-    async def suspect(self, owner: str, epoch: int, id: str) -> Any:
-        return await run(self.link, self.stream, SUSPECT([self.key], owner, epoch, id))
-
-    async def delete_group(self) -> None:
-        keys = Keys()
-        lease, retry, attempts, outbox = keys.of_group(self.stream, self.group)
-        names = [lease, self.stream, retry, attempts, outbox, keys.trim(self.stream)]
-        await run(self.link, self.stream, DELETE(names, self.later, self.group, 100))
-
-    async def call(self, *words: str | bytes | int) -> Any:
-        return await self.link.call(self.stream, pack(*words))
-
-    async def fields(self) -> dict[str, str]:
-        flat = [word.decode() for word in await self.call("HGETALL", self.key)]
-        return dict(zip(flat[::2], flat[1::2], strict=True))
-
-    async def now(self) -> int:
-        seconds, micros = await self.call("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000 + self.later
-
-
-@pytest.fixture
-async def desk(url: str) -> AsyncIterator[Desk]:
-    link = Connections(Address.of(url))
-    yield Desk(link, f"t:{secrets.token_hex(6)}")
-    await link.aclose()
-
 
 # --- acquire -------------------------------------------------------------------------------------------------
 
@@ -248,66 +172,6 @@ async def test_the_server_time_decides_and_not_a_clock_that_is_ahead(desk: Desk)
     assert (await desk.acquire(B))[0] == b"HELD"
 
 
-# --- the group that comes with it -----------------------------------------------------------------------------
-
-
-async def test_the_group_is_made_where_there_is_none(desk: Desk) -> None:
-    await desk.call("XADD", desk.stream, "7-1", "payload", "1")
-    assert (await desk.acquire(A))[-1] == b"0-0"
-    [group] = await desk.call("XINFO", "GROUPS", desk.stream)
-    assert group[1] == b"billing"
-
-
-async def test_a_group_that_was_there_and_is_gone_is_not_made_anew(desk: Desk) -> None:
-    await desk.call("XADD", desk.stream, "7-1", "payload", "1")
-    await desk.call("HSET", desk.key, "epoch", 1)
-    assert await desk.acquire(A, known="1") == [b"NOGROUP"]
-    assert await desk.fields() == {"epoch": "1"}
-
-
-@pytest.mark.parametrize(("lost", "start"), [("0-0", b"0-0"), ("$", b"7-1"), ("resume", b"6-3")])
-async def test_unless_the_caller_says_where_it_goes_on(desk: Desk, lost: str, start: bytes) -> None:
-    await desk.call("XADD", desk.stream, "7-1", "payload", "1")
-    await desk.call("HSET", desk.key, "resume", "6-3", "epoch", 1)
-    assert (await desk.acquire(A, known="1", lost=lost))[-1] == start
-
-
-async def test_after_a_flush_a_known_group_begins_at_the_beginning(desk: Desk) -> None:
-    assert (await desk.acquire(A, known="1"))[-1] == b"0-0"
-
-
-async def test_who_joined_before_a_group_was_deleted_is_refused(desk: Desk) -> None:
-    await desk.acquire(A)
-    joined = await desk.now()
-    await desk.delete_group()
-    assert await desk.acquire(A, since=joined) == [b"DELETED"]
-    assert await desk.acquire(B, since=joined) == [b"DELETED"]
-    assert (await desk.fields()).keys() == {"epoch", "deleted_ms"}
-
-
-async def test_who_joined_after_it_was_deleted_makes_it_anew(desk: Desk) -> None:
-    await desk.acquire(A)
-    await desk.delete_group()
-    desk.later += 1
-    assert (await desk.acquire(B, since=await desk.now() + 1))[0] == b"OK"
-    assert "deleted_ms" not in await desk.fields()
-
-
-async def test_deleting_a_group_fences_its_owner_off(desk: Desk) -> None:
-    epoch = await desk.hold(A)
-    await desk.delete_group()
-    assert await desk.renew(A, epoch) == 0
-    assert await desk.release(A, epoch) == 0
-    assert await desk.suspect(A, epoch, "5-1") == 0
-
-
-async def test_something_else_under_the_partitions_key_leaves_no_lease_behind(desk: Desk) -> None:
-    await desk.call("SET", desk.stream, "hello")
-    with pytest.raises(QueueError, match="WRONGTYPE"):
-        await desk.acquire(A)
-    assert await desk.fields() == {}
-
-
 # --- renew and release ----------------------------------------------------------------------------------------
 
 
@@ -384,59 +248,3 @@ async def test_no_suspect_is_left_when_it_was_handled_or_the_lease_released(desk
     await desk.suspect(A, epoch, "6-1")
     await desk.release(A, epoch)
     assert (await desk.acquire(B))[3] == b""
-
-
-# --- the holder's own clock ------------------------------------------------------------------------------------
-
-
-def lease(asked: float = 100.0) -> Lease:
-    return Lease.acquired("key", A, 1, 10.0, asked)
-
-
-def test_the_holder_stops_before_the_lease_can_have_run_out() -> None:
-    held = lease(asked=100.0)
-    assert held.is_safe(108.9)
-    assert not held.is_safe(109.1)
-
-
-def test_a_renewal_counts_from_when_it_was_asked() -> None:
-    held = lease(asked=100.0)
-    held.renewed(1, asked=105.0)
-    assert held.is_safe(113.9)
-    assert not held.is_safe(114.1)
-
-
-def test_an_older_answer_does_not_shorten_it() -> None:
-    held = lease(asked=100.0)
-    held.renewed(1, asked=90.0)
-    assert held.is_safe(108.9)
-
-
-@pytest.mark.parametrize("reply", [0, -1])
-def test_a_refused_renewal_is_final(reply: int) -> None:
-    held = lease()
-    held.renewed(reply, asked=101.0)
-    assert held.lost
-    held.renewed(1, asked=102.0)
-    assert not held.is_safe(102.0)
-
-
-def test_an_error_tells_nothing_of_the_lease() -> None:
-    held = lease(asked=100.0)
-    held.renewed(QueueError("away"), asked=105.0)
-    assert held.is_safe(108.9)
-    assert not held.is_safe(109.1)
-
-
-async def test_its_renewal_is_the_script(desk: Desk) -> None:
-    _, epoch, *_ = await desk.acquire(A)
-    held = Lease.acquired(desk.key, A, int(epoch), TTL / 1000, asked=0.0)
-    before = await desk.now()
-    assert await run(desk.link, desk.stream, held.renewal(60_000)) == 1
-    assert int((await desk.fields())["until_ms"]) >= before + TTL + 60_000
-
-
-@pytest.mark.parametrize("ttl", [0.6, 1.0, 2.0, 15.0, 60.0])
-def test_two_renewals_can_fail_before_the_lease_is_given_up(ttl: float) -> None:
-    beat, pause = ttl / 3, ttl / 12
-    assert Lease.acquired("key", A, 1, ttl, 0.0).is_safe(beat + renewal_timeout(ttl) + pause + renewal_timeout(ttl))

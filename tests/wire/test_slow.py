@@ -20,7 +20,7 @@ from tests.conftest import Rung
 from tests.rigs.asking import ask, entries, pending
 from tests.rigs.proxy import Proxy
 from tests.rigs.slow import SlowWay
-from tests.rigs.waiting import LONG, eventually
+from tests.rigs.waiting import LONG, eventually, turns
 
 pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
@@ -115,7 +115,7 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_taken(url: str,
     async with RedisStreamsQueue.connect(f"{url}?socket_timeout=0.1", config) as queue:
         writing = asyncio.create_task(queue.enqueue({"n": 1}))
         await asyncio.sleep(0)  # so that it is on its way
-        time.sleep(0.3)  # noqa: ASYNC251
+        time.sleep(0.3)  # noqa: ASYNC251 - that is what it is about
         assert list(await entries(url, config.stream_key)) == [await writing]
 
 
@@ -173,7 +173,7 @@ async def test_what_a_cancelled_write_has_not_sent_is_never_sent(
     before = await connections()
     with frozen(server):
         writing = asyncio.create_task(stuck.enqueue(payload(HUGE)))
-        await asyncio.sleep(0.1)  # so that it is on its way; if it is not, it is not sent either
+        await turns()  # so that it is on its way
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
@@ -190,7 +190,7 @@ async def test_a_large_write_to_a_frozen_server_ends_with_the_queue(
 ) -> None:
     with frozen(server):
         writing = asyncio.create_task(stuck.enqueue(payload(HUGE)))
-        await asyncio.sleep(0.1)  # so that it is on its way
+        await turns()  # so that it is on its way
         async with asyncio.timeout(LONG):
             await stuck.aclose()
             with pytest.raises(QueueError):

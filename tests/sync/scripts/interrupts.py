@@ -67,7 +67,7 @@ def second_ctrl_c() -> None:
 
     async def stubborn() -> None:
         try:
-            await asyncio.sleep(PATIENCE)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             say("cancelled")
             await release.wait()
@@ -93,9 +93,9 @@ def within_cleanup() -> None:
     async def tidy() -> None:
         say("ready")
         try:
-            await asyncio.sleep(PATIENCE)
+            await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the clean-up itself: who does not wait for it speaks first
             say("cleaned up")
 
     try:
@@ -143,7 +143,7 @@ def handling(url: str, stream: str, handle_signals: str) -> None:
 
 def _nap_until(condition: Callable[[], object]) -> None:
     while not condition():
-        time.sleep(0.01)
+        time.sleep(0.01)  # in which signals are heard
 
 
 @contextmanager

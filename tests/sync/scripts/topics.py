@@ -74,7 +74,7 @@ def handling(url: str, namespace: str, handle_signals: str, max_inflight: str) -
         entered.wait(LONG)  # before that, nobody handles signals
         say("handling", threading.current_thread() is threading.main_thread())
         while not finish.is_set():
-            time.sleep(0.01)
+            time.sleep(0.01)  # in which signals are heard
         say("handled")
 
     signal.signal(signal.SIGUSR1, lambda number, frame: finish.set())
@@ -94,7 +94,7 @@ def handling(url: str, namespace: str, handle_signals: str, max_inflight: str) -
 
 def _tell_stop(subscription: Subscription) -> None:
     while subscription.health().healthy:
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     say("stopping")
 
 
