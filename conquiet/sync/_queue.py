@@ -28,7 +28,7 @@ class EmbeddedRedis(Facade[core.EmbeddedRedis]):
         self,
         *,
         appendonly: bool = False,
-        unix_socket: bool = False,
+        unix_socket: bool | None = None,
         port: int | None = None,
         directory: str | PathLike[str] | None = None,
         binary: str | PathLike[str] | None = None,

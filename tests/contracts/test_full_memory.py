@@ -19,6 +19,7 @@ from tests.contracts.full_memory_lives import LIVES
 from tests.contracts.full_memory_scenes import COMMANDS, SCENES, Scene
 from tests.rigs.filling import CONNECTION, PLAIN, Filling, wanted
 from tests.rigs.lua_reading import SCRIPTS
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 
 pytestmark = pytest.mark.guarantee
@@ -31,7 +32,7 @@ RUNGS = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
 def own(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     """A server that the test may fill."""
     rung: Rung = request.param
-    with EmbeddedRedis(binary=rung.binary) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

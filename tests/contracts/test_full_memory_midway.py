@@ -41,6 +41,7 @@ from conquiet.wire.keys import Keys
 from tests.conftest import LADDER, Rung
 from tests.rigs.asking import ask, entries, keys_like
 from tests.rigs.filling import Filling, empty
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 from tests.topics.staging import Stage, hurried
 
@@ -53,7 +54,7 @@ ORDERS: Final = "orders"
 @pytest.fixture(scope="module", params=RUNGS, ids=[rung.name for rung in RUNGS])
 def private(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     rung: Rung = request.param
-    with EmbeddedRedis(binary=rung.binary) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

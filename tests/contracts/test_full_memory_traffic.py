@@ -43,6 +43,7 @@ from tests.conftest import LADDER, Rung
 from tests.jobs.working import Gate, queue_in, working
 from tests.rigs.asking import ask, pending
 from tests.rigs.filling import empty, fill
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, impatient
@@ -60,7 +61,7 @@ ORDERS: Final = "orders"
 @pytest.fixture(scope="module", params=RUNGS, ids=[rung.name for rung in RUNGS])
 def private(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     rung: Rung = request.param
-    with EmbeddedRedis(binary=rung.binary) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from conquiet.wire.embedded import EmbeddedRedis, find_servers
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 from tests.rigs.tracing import SCRIPTS, Tracer
 from tests.rigs.waiting import LONG, eventually
 
@@ -124,7 +125,7 @@ def own_server() -> EmbeddedRedis:
     binary = find_servers()[0]
     about = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     is_old = re.search(r"v=[3-6]\.", about) is not None  # which allows DEBUG, and does not know the setting
-    return EmbeddedRedis(binary=binary, settings={} if is_old else {"enable-debug-command": "yes"})
+    return on_a_port(binary, settings={} if is_old else {"enable-debug-command": "yes"})
 
 
 @asynccontextmanager
