@@ -56,6 +56,10 @@ class EmbeddedRedis(Facade[core.EmbeddedRedis]):
         return self._core().version
 
     @property
+    def software(self) -> str:
+        return self._core().software
+
+    @property
     def pid(self) -> int:
         return self._core().pid
 

@@ -43,6 +43,7 @@ _LOG_BYTES = 8192
 _WATCHDOG = Path(__file__).with_name("_warden.py")
 _IN_USE = "Address already in use"
 _VERSION = re.compile(r"redis_version:(\S+)")
+_SOFTWARE = re.compile(r"(redis|valkey)_version:(\S+)")
 
 
 class EmbeddedRedis(Opened):
@@ -123,6 +124,11 @@ class EmbeddedRedis(Opened):
         return self._opened().version
 
     @property
+    def software(self) -> str:
+        """Name and version of the server, for people: ``Valkey 9.1.2`` or ``Redis 7.0.15``."""
+        return self._opened().software
+
+    @property
     def pid(self) -> int:
         """The process ID of the server itself, for tests that stop or kill it."""
         return self._opened().pid
@@ -136,7 +142,9 @@ class EmbeddedRedis(Opened):
         self._server = server = _Server(self._options)
         try:
             await _in_thread(server.start)
-            server.version = await _first_answer(server)
+            info = await _first_answer(server)
+            server.software = " ".join(_SOFTWARE.findall(info)[-1]).capitalize()
+            server.version = _VERSION.findall(info)[0]
         finally:
             if not server.version:
                 await self.aclose()
@@ -163,6 +171,7 @@ class _Server:
 
     def __init__(self, options: ServerOptions) -> None:
         self.pid = 0
+        self.software = ""
         self.version = ""
         self._scratch: Path | None = None
         self._log: BinaryIO | None = None
@@ -256,7 +265,7 @@ class _Server:
 
 
 async def _first_answer(server: _Server) -> str:
-    """Wait until the server answers, and return its version."""
+    """Wait until the server answers, and return what it says of itself."""
     # Not by the port: another process may have it, and would be told the password. A server that cannot have the
     # port ends before it makes its socket.
     link = Connections(Address.of(server.options.socket_url(server.site)).answering_within(1.0))
@@ -266,8 +275,7 @@ async def _first_answer(server: _Server) -> str:
             while server.running():
                 try:
                     await link.call("", pack("PING"))
-                    info = (await link.call("", pack("INFO", "server"))).decode()
-                    return str(_VERSION.findall(info)[0])
+                    return str((await link.call("", pack("INFO", "server"))).decode())
                 except QueueError as error:
                     last = error
                 await anyio.sleep(_POLL)

@@ -11,15 +11,16 @@ import pytest
 
 from conquiet import JobQueue
 from conquiet.kit.clock import ManualClock
-from tests.conftest import CLUSTERS, LADDER, Rung
+from tests.conftest import CLUSTERS, CONTRACT_LADDER, Rung
 from tests.contracts.jobs_flavours import FLAVOURS, Backend, Flavour, Site, opened
 from tests.rigs.clocks import WatchedClock
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.postgres import LocalPostgres, schema_name
-from tests.rigs.servers import on_a_port_in_sync
+from tests.rigs.servers import IS_CHOSEN, on_a_port_in_sync
 from tests.rigs.waiting import held
 
-KINDS: list[str | Rung] = ["memory", *LADDER, *CLUSTERS, "postgres"]
+_SERVERS: list[str | Rung] = [*CONTRACT_LADDER, *CLUSTERS]
+KINDS = _SERVERS if IS_CHOSEN else ["memory", *_SERVERS, "postgres"]
 
 
 def kind_name(kind: str | Rung) -> str:

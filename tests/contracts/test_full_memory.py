@@ -14,7 +14,7 @@ import pytest
 import conquiet
 from conquiet.kit.clock import ManualClock
 from conquiet.sync import EmbeddedRedis
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.contracts.full_memory_lives import LIVES
 from tests.contracts.full_memory_scenes import COMMANDS, SCENES, Scene
 from tests.rigs.filling import CONNECTION, PLAIN, Filling, wanted
@@ -25,7 +25,7 @@ from tests.rigs.sizing import IS_FULL
 pytestmark = pytest.mark.guarantee
 
 ALL = {**SCENES, **LIVES}
-RUNGS = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
+RUNGS = [rung for rung in CONTRACT_LADDER if rung.binary][None if IS_FULL else -1 :]
 
 
 @pytest.fixture(params=RUNGS, ids=[rung.name for rung in RUNGS])

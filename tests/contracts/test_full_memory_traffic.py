@@ -39,7 +39,7 @@ from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import JobKeys, Keys
 from tests.balance.crew import Crew
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.jobs.working import Gate, queue_in, working
 from tests.rigs.asking import ask, pending
 from tests.rigs.filling import empty, fill
@@ -51,7 +51,7 @@ from tests.topics.staging import Stage, hurried
 
 pytestmark = pytest.mark.guarantee
 
-RUNGS = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
+RUNGS = [rung for rung in CONTRACT_LADDER if rung.binary][None if IS_FULL else -1 :]
 MANY: Final = 200 if IS_FULL else 40
 """Messages that are accepted before, and again after, the memory is full."""
 TTL: Final = 15.0

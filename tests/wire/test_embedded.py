@@ -40,6 +40,7 @@ def occupied() -> socket.socket:
 async def test_every_server_starts_and_answers(kind: Rung, scratch: Path) -> None:
     async with EmbeddedRedis(binary=kind.binary) as server:
         assert await ask(server, "PING") is True
+        assert server.software.lower() == kind.name.replace("-", " ")
         # A Valkey tells which Redis it is compatible with.
         assert server.version == ("7.2.4" if "valkey" in kind.name else kind.name.removeprefix("redis-"))
         assert psutil.Process(server.pid).exe() == os.path.realpath(kind.binary)
@@ -299,7 +300,7 @@ def test_ports_are_checked() -> None:
 
 async def test_properties_need_an_open_server() -> None:
     server = EmbeddedRedis()
-    for name in ("url", "version", "pid", "directory"):
+    for name in ("url", "version", "software", "pid", "directory"):
         with pytest.raises(ConfigError, match="not open"):
             getattr(server, name)
 

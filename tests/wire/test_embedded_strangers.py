@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -77,12 +76,6 @@ print("\\n".join(failures))
 """
 
 
-@pytest.fixture(params=["socket", "port"])
-async def server(request: pytest.FixtureRequest, kind: Rung) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(binary=kind.binary, unix_socket=request.param == "socket") as server:
-        yield server
-
-
 def as_nobody(server: EmbeddedRedis) -> str:
     """What another user managed to do, a line each."""
     port = urlsplit(server.url).port or 0
@@ -105,14 +98,19 @@ def _python() -> str:
     pytest.skip("there is no Python that another user may run")
 
 
-@each_server
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-async def test_another_user_of_the_machine_does_not_get_in(server: EmbeddedRedis) -> None:
-    assert as_nobody(server) == ""
-    assert await ask(server.url, "PING")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
+@pytest.mark.parametrize("way", ["socket", "port"])
+async def test_another_user_of_the_machine_does_not_get_in(way: str) -> None:
+    for rung in EVERY:
+        async with EmbeddedRedis(binary=rung.binary, unix_socket=way == "socket") as server:
+            assert as_nobody(server) == "", rung.name
+            assert await ask(server.url, "PING")
+
+
+@needs_root
 async def test_the_attempts_are_those_that_work_on_an_open_server() -> None:
     """Or they would prove nothing: everybody gets into one whose directory and port are open to all."""
     async with EmbeddedRedis(binary=EVERY[0].binary, unix_socket=False, settings={"requirepass": ""}) as server:
