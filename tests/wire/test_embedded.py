@@ -9,6 +9,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import psutil
@@ -65,7 +66,7 @@ async def test_many_at_once_are_strangers_to_each_other() -> None:
 
 @each_server
 @pytest.mark.parametrize("options", [{}, {"unix_socket": True}], ids=["default", "asked for"])
-async def test_a_unix_socket_instead_of_a_port(kind: Rung, options: dict[str, bool]) -> None:
+async def test_a_unix_socket_instead_of_a_port(kind: Rung, options: dict[str, Any]) -> None:
     async with EmbeddedRedis(binary=kind.binary, **options) as server:
         assert server.url == f"unix://{server.directory}/redis.sock"
         assert await ask(server, "PING") is True
