@@ -44,7 +44,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ROOMS = ("balance", "contracts", "jobs", "queue", "sync", "system", "topics", "upgrades", "wire")
 pytest.register_assert_rewrite(*(f"tests.{room}" for room in _ROOMS))
 
-CONTRACTS = Path(__file__).parent / "contracts"
+WIDER = tuple(Path(__file__).parent / name for name in ("contracts", "upgrades"))
+"""Folders whose tests also run on the newest Redis."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rung" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker
-        ladder = CONTRACT_LADDER if CONTRACTS in metafunc.definition.path.parents else LADDER
+        ladder = CONTRACT_LADDER if metafunc.definition.path.parent in WIDER else LADDER
         rungs = ladder[:1] if marked("any_server") else ladder
         if "server" in metafunc.fixturenames and marked("cluster_too") and not marked("one_node"):
             rungs = rungs + CLUSTERS
