@@ -73,7 +73,7 @@ class Environment:
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Messages flow through a private Redis; a consumer is killed on the way; nothing is lost."""
+    """Messages flow through a private server; a consumer is killed on the way; nothing is lost."""
     Environment(session, "embedded").run("python", "-m", "examples.demo", *session.posargs)
 
 
@@ -105,7 +105,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """The tests, on every server that this machine has: four at a time with Spark's beside, of real processes fewer."""
+    """The tests, on the oldest and the newest server: four at a time with Spark's beside, of real processes fewer."""
     environment = Environment(session)
     if session.posargs:
         environment.run("python", "-m", "pytest", *session.posargs)
@@ -159,6 +159,16 @@ def system(session: nox.Session) -> None:
     spread = ["--numprocesses=2", "--dist=worksteal"]
     environment.run("python", "-m", "pytest", limit, "-q", *spread, *files, CONQUIET_TEST_SCALE="1")
     environment.run("python", "-m", "pytest", limit, "-q", *alone, "tests/spark/test_kill.py", CONQUIET_TEST_SCALE="1")
+
+
+@nox.session(venv_backend="none")
+def servers(session: nox.Session) -> None:
+    """Contracts, boundaries and real processes on every server that starts here, and a table of it; names pick servers.
+
+    The table of a run on all of them goes into docs/servers.md.
+    """
+    alone = [f"--alone={file}" for file in ALONE]
+    Environment(session).run("python", "-m", "tests.matrix", *alone, *session.posargs)
 
 
 @nox.session(venv_backend="none")

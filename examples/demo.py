@@ -125,7 +125,7 @@ async def pending_at_the_end(url: str, seconds: float = 30) -> int:
 
 async def main(messages: int) -> int:
     async with EmbeddedRedis() as server:
-        print(f"Redis {server.version} started at {server.url}")
+        print(f"{server.software} started at {server.url}")
         consumers = [Consumer("consumer-1"), Consumer("consumer-2")]
         for consumer in consumers:
             await consumer.start(server.url)

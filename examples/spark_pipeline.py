@@ -310,7 +310,7 @@ class Pipeline:
 async def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         async with EmbeddedRedis() as server, asyncio.TaskGroup() as services:
-            print(f"Redis {server.version} runs at {server.url}")
+            print(f"{server.software} runs at {server.url}")
             async with Broker.connect(server.url) as broker:
                 await broker.create_topic("orders", partitions=3)
                 await broker.create_topic("totals", partitions=2)

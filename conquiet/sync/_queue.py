@@ -28,7 +28,7 @@ class EmbeddedRedis(Facade[core.EmbeddedRedis]):
         self,
         *,
         appendonly: bool = False,
-        unix_socket: bool = False,
+        unix_socket: bool | None = None,
         port: int | None = None,
         directory: str | PathLike[str] | None = None,
         binary: str | PathLike[str] | None = None,
@@ -54,6 +54,10 @@ class EmbeddedRedis(Facade[core.EmbeddedRedis]):
     @property
     def version(self) -> str:
         return self._core().version
+
+    @property
+    def software(self) -> str:
+        return self._core().software
 
     @property
     def pid(self) -> int:

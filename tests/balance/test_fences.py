@@ -22,6 +22,7 @@ from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = [pytest.mark.any_server, pytest.mark.guarantee]
 
@@ -253,7 +254,7 @@ class Forgetful:
         self.server = self._made(None)
 
     def _made(self, port: int | None) -> EmbeddedRedis:
-        return EmbeddedRedis(binary=self._binary, directory=self._directory, port=port)
+        return on_a_port(self._binary, directory=self._directory, port=port)
 
     async def keep(self) -> None:
         await ask(self.server.url, "SAVE")

@@ -17,6 +17,7 @@ from tests.balance.crew import Crew, Handler, Member, stuck
 from tests.conftest import Rung
 from tests.rigs.clocks import WatchedClock
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import LONG, eventually
 
 pytestmark = [pytest.mark.guarantee, pytest.mark.slow]
@@ -249,7 +250,7 @@ async def test_to_wait_for_an_idle_stream_is_no_lack_of_progress(crew: Crew, how
 async def mortal(rung: Rung) -> EmbeddedRedis:
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    return EmbeddedRedis(binary=rung.binary)
+    return on_a_port(rung.binary)
 
 
 async def test_closing_is_bounded_when_the_server_is_silent(mortal: EmbeddedRedis, clock: ManualClock) -> None:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conquiet import EmbeddedRedis
 from conquiet.errors import QueueError
 from conquiet.kit.clock import ManualClock
 from tests.balance.crew import Crew, Handler, entry
 from tests.conftest import Rung
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 pytestmark = pytest.mark.guarantee
@@ -21,7 +21,7 @@ async def crew(rung: Rung, clock: ManualClock) -> AsyncIterator[Crew]:
     """Of a server that no other test has."""
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    async with EmbeddedRedis(binary=rung.binary) as server:
+    async with on_a_port(rung.binary) as server:
         crew = Crew(server.url, clock)
         yield crew
         await crew.aclose()

@@ -124,7 +124,7 @@ def renewal_rows(found: list[Renewal]) -> list[Row]:
 
 
 async def run() -> Section:
-    async with EmbeddedRedis() as server:
+    async with EmbeddedRedis(unix_socket=False) as server:
         pin(server.pid, together=False)
         rows = renewal_rows([await holding(server.url, server.pid, count) for count in SIZES])
         lag = statistics.median([await takeover(server.url) for _ in range(3)])

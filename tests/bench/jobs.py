@@ -294,7 +294,7 @@ async def on_memory() -> AsyncGenerator[Place]:
 
 @asynccontextmanager
 async def on_redis() -> AsyncGenerator[tuple[Place, str]]:
-    async with EmbeddedRedis() as server, Redis.from_url(server.url, max_connections=500) as client:
+    async with EmbeddedRedis(unix_socket=False) as server, Redis.from_url(server.url, max_connections=500) as client:
         pin(server.pid, together=False)
         peers = await peers_on("redis", server.url)
         async with RedisStore.connect(server.url) as store:

@@ -163,7 +163,7 @@ async def renewals(url: str) -> dict[str, float]:
 
 async def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    async with EmbeddedRedis() as server:
+    async with EmbeddedRedis(unix_socket=False) as server:
         os.sched_setaffinity(0, {cores[0]})
         os.sched_setaffinity(server.pid, {cores[-1]})
         found = await topics(server.url)

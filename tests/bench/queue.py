@@ -14,9 +14,10 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import Connection
 
 import conquiet.sync
-from conquiet import EmbeddedRedis, QueueConfig, QueueConsumer, RedisStreamsQueue
+from conquiet import QueueConfig, QueueConsumer, RedisStreamsQueue
 from tests.bench.clock import Measured, Work, measure, pin
 from tests.bench.report import Row, Section
+from tests.rigs.servers import on_a_port
 
 PAYLOAD = {"order": 123, "customer": "customer-7", "amount": 12.5, "note": "some text to reach 100 bytes", "ok": True}
 ONE_BY_ONE = 2_000
@@ -220,7 +221,7 @@ def rows(work: str, found: dict[str, Measured], bases: list[tuple[str, str, str,
 
 
 async def run() -> Section:
-    async with EmbeddedRedis() as server:
+    async with on_a_port() as server:
         bench = Bench(server.url, server.pid)
         await bench.raw.connect()
         await bench.queue.open()

@@ -261,7 +261,7 @@ async def run() -> Section:
 def _run() -> Section:
     spark = session()
     try:
-        with EmbeddedRedis() as server:
+        with EmbeddedRedis(unix_socket=False) as server:
             bench = Bench(server, spark)
             return _section(bench, f"{server.version}, PySpark {spark.version}")
     finally:

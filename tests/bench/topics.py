@@ -322,7 +322,7 @@ def _row(work: str, found: Any, name: str, base: str, goal: float) -> Row:
 
 
 async def run() -> Section:
-    async with EmbeddedRedis() as server:
+    async with EmbeddedRedis(unix_socket=False) as server:
         bench = Bench(server.url, server.pid)
         await bench.raw.connect()
         try:

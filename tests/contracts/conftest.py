@@ -12,6 +12,7 @@ from tests.conftest import Rung
 from tests.contracts.flavours import FLAVOURS, Consumer, Flavour, Queue
 from tests.contracts.looking import Look
 from tests.rigs.lanes import chosen
+from tests.rigs.servers import on_a_port
 
 
 @pytest.fixture(params=chosen(FLAVOURS))
@@ -47,5 +48,5 @@ async def look(url: str, config: QueueConfig) -> AsyncIterator[Look]:
 @pytest.fixture
 async def mortal(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
     """A server of the test's own, which it may kill."""
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server

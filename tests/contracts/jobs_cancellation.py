@@ -15,7 +15,7 @@ import pytest
 from conquiet import Backoff, Job, JobQueue, JobState, JobStore, RetryPolicy
 from conquiet.jobs.stores.postgres import driver
 from conquiet.kit.clock import ManualClock
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.contracts.jobs_fixtures import kind_name
 from tests.contracts.jobs_flavours import Backend
 from tests.rigs.cancelling import HOWS, Call, How, Scene, followed, nothing_left
@@ -44,7 +44,7 @@ TTL: Final = 30.0
 _ONE_TRY: Final = RetryPolicy(max_retries=0, backoff=Backoff(base=0, cap=0, kind="fixed"))
 _SUBJECT: Final = "subject"
 """By which the connections of what is cancelled are known to PostgreSQL."""
-_SERVERS: Final[list[str | Rung]] = [*(LADDER if IS_FULL else LADDER[-1:]), "postgres"]
+_SERVERS: Final[list[str | Rung]] = [*(CONTRACT_LADDER if IS_FULL else CONTRACT_LADDER[-1:]), "postgres"]
 
 
 def _on(*kinds: str | Rung) -> pytest.MarkDecorator:

@@ -11,16 +11,17 @@ import pytest
 
 from conquiet import JobQueue
 from conquiet.kit.clock import ManualClock
-from conquiet.sync import EmbeddedRedis
-from tests.conftest import CLUSTERS, LADDER, Rung
+from tests.conftest import CLUSTERS, CONTRACT_LADDER, Rung
 from tests.contracts.jobs_flavours import FLAVOURS, Backend, Flavour, Site, opened
 from tests.rigs.clocks import WatchedClock
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.lanes import chosen
 from tests.rigs.postgres import LocalPostgres, schema_name
+from tests.rigs.servers import IS_CHOSEN, on_a_port_in_sync
 from tests.rigs.waiting import held
 
-KINDS: list[str | Rung] = ["memory", *LADDER, *CLUSTERS, "postgres"]
+_SERVERS: list[str | Rung] = [*CONTRACT_LADDER, *CLUSTERS]
+KINDS = _SERVERS if IS_CHOSEN else ["memory", *_SERVERS, "postgres"]
 
 
 def kind_name(kind: str | Rung) -> str:
@@ -55,7 +56,7 @@ def _redis(rung: Rung, servers: ExitStack) -> str:
         return f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}"
     if rung.is_cluster:
         return servers.enter_context(held(LocalCluster(rung.binary))).url
-    return servers.enter_context(EmbeddedRedis(binary=rung.binary)).url
+    return servers.enter_context(on_a_port_in_sync(rung.binary)).url
 
 
 async def _migrate(backend: Backend) -> None:

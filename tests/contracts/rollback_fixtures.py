@@ -9,11 +9,11 @@ from typing import Final
 import pytest
 
 from conquiet.kit.clock import ManualClock
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.rigs.rollback import WAYS, Rollback, rollback_by
 from tests.rigs.sizing import IS_FULL
 
-_SERVERS: Final = [rung for rung in LADDER if rung.binary]
+_SERVERS: Final = [rung for rung in CONTRACT_LADDER if rung.binary]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

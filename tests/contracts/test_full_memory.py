@@ -14,24 +14,25 @@ import pytest
 import conquiet
 from conquiet.kit.clock import ManualClock
 from conquiet.sync import EmbeddedRedis
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.contracts.full_memory_lives import LIVES
 from tests.contracts.full_memory_scenes import COMMANDS, SCENES, Scene
 from tests.rigs.filling import CONNECTION, PLAIN, Filling, wanted
 from tests.rigs.lua_reading import SCRIPTS
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 
 pytestmark = pytest.mark.guarantee
 
 ALL = {**SCENES, **LIVES}
-RUNGS = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
+RUNGS = [rung for rung in CONTRACT_LADDER if rung.binary][None if IS_FULL else -1 :]
 
 
 @pytest.fixture(params=RUNGS, ids=[rung.name for rung in RUNGS])
 def own(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     """A server that the test may fill."""
     rung: Rung = request.param
-    with EmbeddedRedis(binary=rung.binary) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

@@ -38,13 +38,14 @@ from conquiet.topics.server.topics import Registry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import Keys
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.rigs.asking import ask, entries, keys_like
 from tests.rigs.filling import Filling, empty
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 from tests.topics.staging import Stage, hurried
 
-RUNGS = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
+RUNGS = [rung for rung in CONTRACT_LADDER if rung.binary][None if IS_FULL else -1 :]
 STEP: Final = 1 if IS_FULL else 2
 """Of the commands of an operation, every how manieth finds the memory full first."""
 ORDERS: Final = "orders"
@@ -53,7 +54,7 @@ ORDERS: Final = "orders"
 @pytest.fixture(scope="module", params=RUNGS, ids=[rung.name for rung in RUNGS])
 def private(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     rung: Rung = request.param
-    with EmbeddedRedis(binary=rung.binary) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

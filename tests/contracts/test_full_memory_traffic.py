@@ -39,10 +39,11 @@ from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import JobKeys, Keys
 from tests.balance.crew import Crew
-from tests.conftest import LADDER, Rung
+from tests.conftest import CONTRACT_LADDER, Rung
 from tests.jobs.working import Gate, queue_in, working
 from tests.rigs.asking import ask, pending
 from tests.rigs.filling import empty, fill
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, impatient
@@ -50,7 +51,7 @@ from tests.topics.staging import Stage, hurried
 
 pytestmark = pytest.mark.guarantee
 
-RUNGS = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
+RUNGS = [rung for rung in CONTRACT_LADDER if rung.binary][None if IS_FULL else -1 :]
 MANY: Final = 200 if IS_FULL else 40
 """Messages that are accepted before, and again after, the memory is full."""
 TTL: Final = 15.0
@@ -60,7 +61,7 @@ ORDERS: Final = "orders"
 @pytest.fixture(scope="module", params=RUNGS, ids=[rung.name for rung in RUNGS])
 def private(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     rung: Rung = request.param
-    with EmbeddedRedis(binary=rung.binary) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

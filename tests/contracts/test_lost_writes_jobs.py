@@ -20,7 +20,7 @@ from conquiet.jobs.store import JobStore
 from conquiet.jobs.stores.postgres import PostgresStore
 from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
-from tests.conftest import LADDER
+from tests.conftest import CONTRACT_LADDER
 from tests.jobs.working import AT_ONCE, Gate, settled
 from tests.rigs.postgres import LocalPostgres, schema_name
 from tests.rigs.rollback import WAYS, Rollback, UnflushedCommits, rollback_by
@@ -29,7 +29,7 @@ from tests.rigs.waiting import LONG, eventually
 
 pytestmark = pytest.mark.guarantee
 
-SERVERS: Final = [rung for rung in LADDER if rung.binary][None if IS_FULL else -1 :]
+SERVERS: Final = [rung for rung in CONTRACT_LADDER if rung.binary][None if IS_FULL else -1 :]
 STORES: Final = [*((way, rung) for way in WAYS for rung in SERVERS), ("unflushed commits", None)]
 TTL: Final = 30.0
 

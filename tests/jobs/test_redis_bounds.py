@@ -14,6 +14,7 @@ from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.any_server
 
@@ -29,7 +30,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def server(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server
 
 

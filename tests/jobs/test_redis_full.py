@@ -16,6 +16,7 @@ from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.guarantee
 
@@ -33,7 +34,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def server(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server
 
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import EmbeddedRedis
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Lease, Wanted
 from conquiet.jobs.stores.redis import RedisStore
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.guarantee
 
@@ -30,7 +30,7 @@ async def claim(store: RedisStore, worker: str) -> Job:
 @asynccontextmanager
 async def store_on(rung: Rung, directory: Path) -> AsyncIterator[tuple[RedisStore, str]]:
     async with (
-        EmbeddedRedis(directory=directory, binary=rung.binary or None) as server,
+        on_a_port(rung.binary, directory=directory) as server,
         RedisStore(server.url) as store,
     ):
         yield store, server.url

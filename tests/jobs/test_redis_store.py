@@ -13,7 +13,6 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from conquiet import EmbeddedRedis
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import EXPIRED, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Claimed, JobRetention, Lease, Wanted
@@ -23,6 +22,7 @@ from conquiet.wire.keys import JobKeys
 from tests.conftest import Rung
 from tests.rigs.asking import ask, keys_like
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.cluster_too
 
@@ -350,7 +350,7 @@ async def test_a_key_of_another_type_is_a_queue_error_with_its_cause(
 @pytest.mark.one_node
 async def test_a_server_that_persists_nothing_is_warned_of_once(rung: Rung, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "conquiet.jobs")
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         async with RedisStore(server.url) as store:
             await store.open()
             async with store.clone():

@@ -9,12 +9,13 @@ import pytest
 from conquiet import EmbeddedRedis, QueueConfig
 from tests.conftest import Rung
 from tests.contracts.looking import Look
+from tests.rigs.servers import on_a_port
 
 
 @pytest.fixture
 async def mortal(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
     """A server that the test may reconfigure, starve and kill."""
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server
 
 

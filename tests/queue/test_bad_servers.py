@@ -30,6 +30,7 @@ from conquiet import EmbeddedRedis, QueueConfig, QueueConsumer, QueueError, Queu
 from conquiet.wire.embedded import find_servers
 from tests.conftest import Rung
 from tests.contracts.looking import Look
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 Calls = dict[str, Callable[[], Awaitable[object]]]
@@ -152,7 +153,7 @@ async def test_a_replica(mortal: EmbeddedRedis, config: QueueConfig) -> None:
 
 async def test_a_server_that_wants_a_password(rung: Rung, config: QueueConfig) -> None:
     async with (
-        EmbeddedRedis(binary=rung.binary or None, settings={"requirepass": "secret"}) as server,
+        on_a_port(rung.binary, settings={"requirepass": "secret"}) as server,
         in_use(server.url, config) as (_, message, look),
     ):
         port = urlsplit(server.url).port

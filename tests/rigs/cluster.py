@@ -17,6 +17,7 @@ from redis.crc import key_slot
 
 from conquiet.wire.embedded import EmbeddedRedis
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 __all__ = ["LocalCluster", "Migration", "Node"]
@@ -120,7 +121,7 @@ class LocalCluster:
 
     async def replicate(self, node: Node) -> Node:
         """A new replica of a master, in step with it."""
-        server = EmbeddedRedis(binary=self._binary, settings=self._common)
+        server = on_a_port(self._binary, settings=self._common)
         self._processes.push_async_exit(server)
         await server.open()
         replica = Node(await ask(server.url, "CLUSTER", "MYID"), server.url)
@@ -157,8 +158,8 @@ class LocalCluster:
 
     def _server(self, number: int, port: int | None = None, /, **settings: str) -> EmbeddedRedis:
         place = None if self._directory is None else self._directory / f"node-{number}"
-        return EmbeddedRedis(
-            binary=self._binary,
+        return on_a_port(
+            self._binary,
             appendonly=place is not None,
             directory=place,
             port=port,

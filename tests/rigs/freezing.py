@@ -19,8 +19,9 @@ from typing import Final, Literal, TypeAlias
 import psutil
 from redis.asyncio import Redis
 
-from conquiet.wire.embedded import EmbeddedRedis, find_servers
+from conquiet.wire.embedded import EmbeddedRedis
 from tests.rigs.asking import ask
+from tests.rigs.servers import EVERY, LADDER, on_a_port
 from tests.rigs.tracing import SCRIPTS, Tracer
 from tests.rigs.waiting import LONG, eventually
 
@@ -121,10 +122,10 @@ def thaw(pid: int) -> None:
 
 def own_server() -> EmbeddedRedis:
     """A server that may be stopped, and told to sleep; to be entered."""
-    binary = find_servers()[0]
+    binary = LADDER[-1].binary or EVERY[-1].binary
     about = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     is_old = re.search(r"v=[3-6]\.", about) is not None  # which allows DEBUG, and does not know the setting
-    return EmbeddedRedis(binary=binary, settings={} if is_old else {"enable-debug-command": "yes"})
+    return on_a_port(binary, settings={} if is_old else {"enable-debug-command": "yes"})
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from tests.rigs.asking import ask
 from tests.rigs.postgres import LocalPostgres
 from tests.rigs.proxy import Proxy
 from tests.rigs.relay import Relay
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 __all__ = ["WAYS", "LaggingReplica", "OldFile", "Rollback", "UnflushedCommits", "Way", "rollback_by"]
@@ -91,7 +92,7 @@ class OldFile:
         await self._start(port)
 
     async def _start(self, port: int | None) -> None:
-        self._server = EmbeddedRedis(binary=self._binary, directory=self._directory, port=port)
+        self._server = on_a_port(self._binary, directory=self._directory, port=port)
         await self._server.open()
 
 
@@ -107,7 +108,7 @@ class LaggingReplica:
         self._stack = AsyncExitStack()
 
     def _made(self) -> EmbeddedRedis:
-        return EmbeddedRedis(binary=self._binary, settings=_AT_ONCE)
+        return on_a_port(self._binary, settings=_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         try:

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from conquiet.wire.embedded import EmbeddedRedis
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 __all__ = ["SERVICE", "LocalSentinels"]
@@ -32,7 +33,7 @@ class LocalSentinels:
         self._count = sentinels
         self._password = password
         login = {"requirepass": password, "masterauth": password} if password else {}
-        self._data = [EmbeddedRedis(binary=binary, settings=_AT_ONCE | login) for _ in range(2)]
+        self._data = [on_a_port(binary, settings=_AT_ONCE | login) for _ in range(2)]
         self._sentinel_login = {"requirepass": sentinel_password} if sentinel_password else {}
         self._sentinels: list[EmbeddedRedis] = []
         self._processes = AsyncExitStack()
@@ -92,7 +93,7 @@ class LocalSentinels:
         # A server that is called by this name is a Sentinel.
         name = Path(place) / "redis-sentinel"
         os.symlink(self._binary, name)
-        self._sentinels = [EmbeddedRedis(binary=name, settings=self._sentinel_login) for _ in range(self._count)]
+        self._sentinels = [on_a_port(name, settings=self._sentinel_login) for _ in range(self._count)]
         servers = [*self._data, *self._sentinels]
         for server in servers:
             self._processes.push_async_exit(server)

@@ -18,8 +18,9 @@ from conquiet.errors import ConfigError, DataLostError, QueueError, UnknownTopic
 from conquiet.kit.entry_ids import after, before
 from conquiet.kit.entry_ids import order as id_order
 from conquiet.spark.versions import LIMITS_BATCHES
-from conquiet.sync import Broker, EmbeddedRedis
+from conquiet.sync import Broker
 from tests.conftest import Rung, Server
+from tests.rigs.servers import on_a_port_in_sync
 from tests.spark.conftest import Home
 from tests.spark.planning import Checkpoint, Query, delete_topic, fill, stream_of, values
 from tests.sync.looking import looking
@@ -477,7 +478,7 @@ def test_a_server_that_forgot_is_a_loss(home: Home) -> None:
 def test_a_restart_of_the_server_between_batches(rung: Rung, tmp_path: Path) -> None:
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    with EmbeddedRedis(binary=rung.binary, appendonly=True, directory=tmp_path) as first:
+    with on_a_port_in_sync(rung.binary, appendonly=True, directory=tmp_path) as first:
         url, port = first.url, int(first.url.rsplit(":", 1)[1])
         with Broker.connect(url) as broker:
             broker.create_topic("orders", partitions=2)
@@ -487,7 +488,7 @@ def test_a_restart_of_the_server_between_batches(rung: Rung, tmp_path: Path) -> 
         assert run.plan()
         assert values(run.read(run.slices())) == [0, 1]
     with (
-        EmbeddedRedis(binary=rung.binary, appendonly=True, directory=tmp_path, port=port),
+        on_a_port_in_sync(rung.binary, appendonly=True, directory=tmp_path, port=port),
         Broker.connect(url) as broker,
     ):
         assert values(run.rows()) == [2]

@@ -17,9 +17,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conquiet import ConfigError
-from conquiet.sync import Broker, EmbeddedRedis
+from conquiet.sync import Broker
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
+from tests.rigs.servers import on_a_port_in_sync
 from tests.sync.looking import looking
 from tests.upgrades.scenes.spark import BATCH, CHECKPOINT, GROUP, ROWS, copying, rows, write
 from tests.upgrades.stored import FIXTURES, VERSIONS, Recording
@@ -48,7 +49,7 @@ def left(request: pytest.FixtureRequest, rung: Rung, tmp_path: Path) -> Iterator
     if tuple(pyspark.__version__.split(".")[:2]) < tuple(recording.facts["pyspark"].split(".")[:2]):
         pytest.skip("the checkpoint is of a newer Spark")
     shutil.copytree(FIXTURES / request.param / CHECKPOINT, tmp_path / CHECKPOINT)
-    with EmbeddedRedis(binary=rung.binary or None) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         asyncio.run(recording.restore(server.url))
         yield Left(server.url, tmp_path / CHECKPOINT, dict(recording.facts))
 

@@ -20,6 +20,7 @@ import psutil
 from conquiet import DuplicateJobError, Job, JobQueue, JobSpec, JobState, PostgresStore, QueueError
 from conquiet.sync import EmbeddedRedis
 from tests.rigs.postgres import LocalPostgres
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.waiting import LONG, eventually
 from tests.system.jobs_check import Plan
 from tests.system.jobs_log import Disturbance, Log, now
@@ -56,7 +57,7 @@ class RedisHome:
 
     def _made(self, port: int | None) -> EmbeddedRedis:
         settings = {"appendfsync": "always"}
-        return EmbeddedRedis(appendonly=True, directory=self._directory, port=port, settings=settings)
+        return on_a_port_in_sync(appendonly=True, directory=self._directory, port=port, settings=settings)
 
     def __enter__(self) -> Self:
         self._server.__enter__()

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from conquiet import EmbeddedRedis, StreamAdded, StreamBalancer, StreamExpired
+from conquiet import StreamAdded, StreamBalancer, StreamExpired
 from conquiet.balance.ledger import Ledger
 from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.wire.address import Address
@@ -16,6 +16,7 @@ from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = [pytest.mark.system, pytest.mark.any_server]
 
@@ -24,7 +25,7 @@ NEVER = 600.0
 
 @pytest.fixture
 async def private_url(rung: Rung) -> AsyncIterator[str]:
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server.url
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conquiet import EmbeddedRedis
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 from tests.system.balance_crew import Crew, names
 from tests.system.balance_log import two_at_once
 
@@ -30,7 +30,7 @@ end
 @pytest.fixture
 async def private_url(rung: Rung) -> AsyncIterator[str]:
     """A server whose keys are counted."""
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server.url
 
 

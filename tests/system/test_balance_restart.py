@@ -15,6 +15,7 @@ import pytest
 from conquiet import EmbeddedRedis
 from tests.conftest import CLUSTERS, Rung
 from tests.rigs.cluster import LocalCluster
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 from tests.system.balance_crew import Crew, names
 from tests.system.balance_log import two_at_once
@@ -26,7 +27,7 @@ CREW = ("one", "two")
 
 @asynccontextmanager
 async def server(rung: Rung, directory: Path, port: int | None = None) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(appendonly=True, directory=directory, port=port, binary=rung.binary or None) as embedded:
+    async with on_a_port(rung.binary, appendonly=True, directory=directory, port=port) as embedded:
         yield embedded
 
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import EmbeddedRedis
 from conquiet.balance.ledger import Given, Ledger
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.address import Address
@@ -15,6 +14,7 @@ from conquiet.wire.connections import Connections
 from conquiet.wire.keys import BalanceKeys
 from tests.balance.work import MOST, Done, Work, filled
 from tests.conftest import Rung
+from tests.rigs.servers import on_a_port
 
 pytestmark = [pytest.mark.system, pytest.mark.any_server, pytest.mark.timeout(600)]
 
@@ -91,7 +91,7 @@ async def site(rung: Rung) -> AsyncIterator[Callable[[str, int], Awaitable[Site]
     if not rung.binary:
         pytest.skip("needs a server's binary")
     made: list[Site] = []
-    async with EmbeddedRedis(binary=rung.binary) as server:
+    async with on_a_port(rung.binary) as server:
 
         async def make(service: str, count: int) -> Site:
             made.append(Site(server.url, service, count))

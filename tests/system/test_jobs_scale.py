@@ -15,6 +15,7 @@ from conquiet.jobs.stores.redis import RedisStore
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port
 
 pytestmark = [pytest.mark.system, pytest.mark.any_server, pytest.mark.timeout(1800)]
 
@@ -57,7 +58,7 @@ class Watched:
 
 @pytest.fixture
 async def server(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server
 
 

@@ -16,13 +16,14 @@ from conquiet import EmbeddedRedis, QueueConfig, QueueError
 from tests.conftest import Rung
 from tests.contracts.flavours import Flavour
 from tests.contracts.looking import Look
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.system
 
 
 @asynccontextmanager
 async def server(rung: Rung, directory: Path, port: int | None = None) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(appendonly=True, directory=directory, port=port, binary=rung.binary or None) as embedded:
+    async with on_a_port(rung.binary, appendonly=True, directory=directory, port=port) as embedded:
         yield embedded
 
 

@@ -13,6 +13,7 @@ from conquiet.message import Message
 from conquiet.sync import EmbeddedRedis
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.sizing import IS_FULL
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient
@@ -40,7 +41,7 @@ SEEN: Final = "redis.call('ZADD', KEYS[1], number, 'm' .. number) redis.call('HS
 
 @pytest.fixture(scope="module")
 def own(rung: Rung) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(binary=rung.binary or None) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

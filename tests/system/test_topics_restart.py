@@ -17,6 +17,7 @@ from conquiet import Broker, EmbeddedRedis, Message, SubscribeOptions, Subscript
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 from tests.system.topics_crew import GROUP, TOPIC, Producer, Source, Team
 from tests.system.topics_log import check
@@ -29,7 +30,7 @@ LONG_LEASE = ("--lease-ttl", "15")
 
 @asynccontextmanager
 async def server(rung: Rung, directory: Path, port: int | None = None) -> AsyncIterator[EmbeddedRedis]:
-    async with EmbeddedRedis(appendonly=True, directory=directory, port=port, binary=rung.binary or None) as embedded:
+    async with on_a_port(rung.binary, appendonly=True, directory=directory, port=port) as embedded:
         yield embedded
 
 

@@ -12,7 +12,6 @@ import pytest
 from conquiet import (
     Broker,
     ConfigError,
-    EmbeddedRedis,
     Outgoing,
     QueueConfig,
     QueueError,
@@ -28,6 +27,7 @@ from conquiet.wire.scripts import Script
 from tests.conftest import Rung
 from tests.rigs.asking import ask, keys_like
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 pytestmark = pytest.mark.cluster_too
@@ -251,7 +251,7 @@ async def test_a_partition_is_asked_for_again_when_the_answer_was_lost(url: str,
 
 async def test_a_batch_keeps_its_order_when_the_server_forgot_the_script(rung: Rung) -> None:
     """Those of one partition keep their order, whatever way each of them is appended."""
-    async with EmbeddedRedis(binary=rung.binary or None) as server, Proxy(server.url) as proxy:
+    async with on_a_port(rung.binary) as server, Proxy(server.url) as proxy:
         async with Broker(proxy.url) as broker:
             await broker.create_topic(ORDERS)
             await broker.send(ORDERS, "warm-up", message_id="warm-up")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from conquiet import Broker, EmbeddedRedis, HashPartitioner, Outgoing, QueueError, Retention
+from conquiet import Broker, HashPartitioner, Outgoing, QueueError, Retention
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 
 pytestmark = [pytest.mark.cluster_too, pytest.mark.guarantee]
 
@@ -149,7 +150,7 @@ async def test_a_lost_answer_can_be_asked_for_again(url: str, keys: Keys) -> Non
 
 
 async def test_a_server_that_forgot_the_script_is_sent_it_and_nothing_twice(rung: Rung) -> None:
-    async with EmbeddedRedis(binary=rung.binary or None) as server, Proxy(server.url) as proxy:
+    async with on_a_port(rung.binary) as server, Proxy(server.url) as proxy:
         async with Broker(proxy.url) as broker:
             await broker.create_topic(ORDERS)
             await broker.send(ORDERS, "a", message_id="a")

@@ -26,6 +26,7 @@ from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
 from tests.conftest import Rung
 from tests.rigs.asking import ask
+from tests.rigs.servers import on_a_port_in_sync
 from tests.rigs.waiting import eventually
 from tests.topics.consuming import Recorder, buried, finished, impatient
 from tests.topics.staging import Stage, hurried
@@ -39,7 +40,7 @@ SCRIPTS: Final = {name: Script.named(name) for name in ("takeover", "lease_renew
 
 @pytest.fixture(scope="module")
 def private(rung: Rung) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(binary=rung.binary or None) as server:
+    with on_a_port_in_sync(rung.binary) as server:
         yield server
 
 

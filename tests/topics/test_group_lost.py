@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conquiet import EmbeddedRedis, GroupLostError, Outgoing, Retention, UnknownTopicError
+from conquiet import GroupLostError, Outgoing, Retention, UnknownTopicError
 from conquiet.kit.clock import ManualClock
 from conquiet.message import Message
 from conquiet.topics import Broker, Subscription
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
 from tests.rigs.asking import ask, keys_like, next_millisecond
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import LONG, eventually
 from tests.topics.consuming import Recorder, answers, finished, impatient
 from tests.topics.staging import Stage
@@ -186,7 +187,7 @@ async def test_after_a_flush_the_subscription_goes_on(rung: Rung, is_sent_at_onc
     if not rung.binary:
         pytest.skip("needs a server of its own")
     async with (
-        EmbeddedRedis(binary=rung.binary) as redis,
+        on_a_port(rung.binary) as redis,
         Broker(redis.url) as broker,
     ):
         await broker.create_topic("orders", partitions=2)
@@ -211,7 +212,7 @@ async def test_after_a_flush_the_group_is_on_every_partition_whoever_takes_it(ru
     """Nobody can take the second one: what is sent there is kept for the group all the same."""
     if not rung.binary:
         pytest.skip("needs a server of its own")
-    async with EmbeddedRedis(binary=rung.binary) as redis, Broker(redis.url) as broker:
+    async with on_a_port(rung.binary) as redis, Broker(redis.url) as broker:
         await broker.create_topic("orders", partitions=2, retention=Retention(max_len=1))
         options = impatient(lease_ttl=3.0, max_partitions=1)
         async with broker.subscribe("orders", group="g", handler=Recorder(), options=options):

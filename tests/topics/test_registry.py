@@ -12,7 +12,6 @@ import pytest
 from conquiet import (
     Broker,
     ConfigError,
-    EmbeddedRedis,
     Outgoing,
     QueueError,
     Retention,
@@ -26,6 +25,7 @@ from conquiet.topics.server.topics import FRESH, Growth, LegacyTopic, Registry
 from conquiet.wire.keys import Keys
 from tests.conftest import Rung
 from tests.rigs.asking import ask, lasting_keys
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 pytestmark = pytest.mark.cluster_too
@@ -307,7 +307,7 @@ async def test_the_keyspace_is_never_searched(rung: Rung) -> None:
         seen.append(message.retry_count)
         raise RuntimeError("no")
 
-    async with EmbeddedRedis(binary=rung.binary or None) as server, Broker(server.url, clock=clock) as broker:
+    async with on_a_port(rung.binary) as server, Broker(server.url, clock=clock) as broker:
         await broker.create_topic(ORDERS, partitions=2, retention=Retention(max_len=100))
         await broker.send_batch(ORDERS, [Outgoing(n, message_id=str(n)) for n in range(4)])
         await broker.send(ORDERS, 5, delay=0.001)

@@ -49,6 +49,7 @@ def the_server(path: Path) -> None:
         assert_type(server, EmbeddedRedis)
         assert_type(server.url, str)
         assert_type(server.version, str)
+        assert_type(server.software, str)
         assert_type(server.pid, int)
         assert_type(server.directory, Path)
     assert_type(EmbeddedRedis(settings={"maxmemory": "64mb"}).open(), None)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conquiet import EmbeddedRedis
 from tests.conftest import Rung
+from tests.rigs.servers import on_a_port
 from tests.upgrades.stored import VERSIONS, Recording, Resumed
 
 
@@ -32,6 +32,6 @@ def version(request: pytest.FixtureRequest) -> str:
 async def home(rung: Rung, version: str, room: str) -> AsyncIterator[Home]:
     """What ``room`` of that version left, on a server that nobody else has."""
     recording = Recording.loaded(version, room)
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         await recording.restore(server.url)
         yield Home(server.url, Resumed(recording.recorded_ms), dict(recording.facts))

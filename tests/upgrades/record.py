@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from conquiet import EmbeddedRedis, PostgresStore, RedisStore
 from conquiet.sync import EmbeddedRedis as SyncRedis
-from conquiet.wire.embedded import find_servers
 from tests.rigs.postgres import LocalPostgres
+from tests.rigs.servers import EVERY
 from tests.upgrades.scenes.balance import balance
 from tests.upgrades.scenes.jobs import jobs
 from tests.upgrades.scenes.queue import queue
@@ -37,7 +37,7 @@ _NEWER: Final = ("\\", "SET transaction_timeout")
 
 def oldest_server() -> str:
     """The binary of the oldest server here: what it dumps, all newer ones restore."""
-    return find_servers()[-1]
+    return EVERY[0].binary
 
 
 async def record_redis(folder: Path, name: str) -> None:

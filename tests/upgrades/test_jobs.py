@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from conquiet import (
     DuplicateJobError,
-    EmbeddedRedis,
     Job,
     JobQueue,
     JobState,
@@ -25,6 +24,7 @@ from conquiet import (
 )
 from tests.conftest import Rung
 from tests.rigs.postgres import LocalPostgres
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 from tests.upgrades.scenes.jobs import PAYLOAD, TTL, emails, plain
 from tests.upgrades.stored import Recording, Resumed, load_sql
@@ -66,7 +66,7 @@ async def home(request: pytest.FixtureRequest, version: str, rung: Rung) -> Asyn
     recording = Recording.loaded(version, "jobs" if is_redis else "jobs-postgres")
     clock, facts = Resumed(recording.recorded_ms), dict(recording.facts)
     if is_redis:
-        async with EmbeddedRedis(binary=rung.binary or None) as server:
+        async with on_a_port(rung.binary) as server:
             await recording.restore(server.url)
             async with RedisStore.connect(server.url, clock=clock) as store:
                 yield Home(emails(store), clock, facts)

@@ -23,6 +23,7 @@ from tests.rigs.asking import ask
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.proxy import Proxy
 from tests.rigs.sentinel import SERVICE, LocalSentinels
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import held
 
 __all__ = [
@@ -138,7 +139,7 @@ def unix_server(binary: str) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="module")
 def locked_server(binary: str) -> Iterator[EmbeddedRedis]:
-    with held(EmbeddedRedis(binary=binary, settings={"requirepass": PASSWORD})) as server:
+    with held(on_a_port(binary, settings={"requirepass": PASSWORD})) as server:
         yield server
 
 

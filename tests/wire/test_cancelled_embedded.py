@@ -18,14 +18,6 @@ from tests.rigs.cancelling import Call, How, cancelled_everywhere
 from tests.rigs.waiting import LONG
 
 
-@pytest.fixture
-def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory in which temporary ones are made, to see what is left of them."""
-    place = tmp_path_factory.mktemp("t")
-    monkeypatch.setattr("tempfile.tempdir", str(place))
-    return place
-
-
 def nothing_is_left(scratch: Path, before: set[psutil.Process]) -> None:
     assert list(scratch.glob("conquiet-*")) == []
     assert set(psutil.Process().children(recursive=True)) <= before

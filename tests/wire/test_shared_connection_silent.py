@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from conquiet import EmbeddedRedis, QueueConfig, QueueError, RedisStreamsQueue
+from conquiet import QueueConfig, QueueError, RedisStreamsQueue
 from tests.conftest import Rung
 from tests.rigs.asking import ask, blocked, entries, pending
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import eventually
 
 FOREVER = 30_000
@@ -135,7 +136,7 @@ async def test_a_blocked_read_whose_connection_is_killed_is_told(url: str, confi
 async def test_a_server_that_is_away_for_a_while(rung: Rung, config: QueueConfig, tmp_path: Path) -> None:
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    server = EmbeddedRedis(binary=rung.binary, directory=tmp_path, appendonly=True)
+    server = on_a_port(rung.binary, directory=tmp_path, appendonly=True)
     # The proxy keeps its address while the server changes its port.
     async with Proxy() as proxy, aclosing(RedisStreamsQueue.connect(proxy.url, config)) as queue:
         async with server:
@@ -155,12 +156,12 @@ async def test_a_server_that_is_away_for_a_while(rung: Rung, config: QueueConfig
 async def test_a_server_that_restarts_between_two_calls(rung: Rung, config: QueueConfig, tmp_path: Path) -> None:
     if not rung.binary:
         pytest.skip("needs a server's binary")
-    async with EmbeddedRedis(binary=rung.binary, directory=tmp_path, appendonly=True) as server:
+    async with on_a_port(rung.binary, directory=tmp_path, appendonly=True) as server:
         port = int(server.url.rpartition(":")[2])
         queue = RedisStreamsQueue.connect(server.url, config)
         first = await queue.enqueue({"n": 1})
         await queue.read(FOREVER)
-    async with EmbeddedRedis(binary=rung.binary, directory=tmp_path, appendonly=True, port=port) as server:
+    async with on_a_port(rung.binary, directory=tmp_path, appendonly=True, port=port) as server:
         second = await queue.enqueue({"n": 2})
         assert await entries(server.url, config.stream_key) == {first: {"n": 1}, second: {"n": 2}}
         assert [message.id for message in await queue.read(FOREVER)] == [second]

@@ -19,6 +19,7 @@ from conquiet.wire.kernel import KernelView
 from tests.conftest import Rung
 from tests.rigs.asking import ask, entries, pending
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 from tests.rigs.slow import SlowWay
 from tests.rigs.waiting import LONG, eventually, turns
 
@@ -136,7 +137,7 @@ HUGE = 30_000_000
 @pytest.fixture
 async def server(rung: Rung) -> AsyncIterator[EmbeddedRedis]:
     """One that nobody else needs: it will be frozen."""
-    async with EmbeddedRedis(binary=rung.binary or None) as server:
+    async with on_a_port(rung.binary) as server:
         yield server
 
 
