@@ -17,7 +17,7 @@ from tests.rigs.sentinel import SERVICE, LocalSentinels
 from tests.rigs.waiting import held
 from tests.spark.conftest import Home
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 ROWS = 400
 

@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from conquiet.sync import Broker, JobQueue, QueueConfig, RedisStore, RedisStreamsQueue
+from conquiet.sync import Broker, JobQueue, Outgoing, QueueConfig, RedisStore, RedisStreamsQueue
 from tests.spark.conftest import Home
 from tests.spark.looking import asked
 from tests.sync.looking import Eye, looking, named, until
 
-pytestmark = [pytest.mark.any_server, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.any_server, pytest.mark.timeout(600)]
 
 TASKS = 12
 ROWS = 240
@@ -82,7 +82,7 @@ def test_each_kind_in_foreach_partition(spark: SparkSession, site: Site) -> None
     def send(rows: Iterable[Row]) -> None:
         numbers = [row["id"] for row in rows]
         with Broker.connect(url, namespace=namespace) as broker:
-            broker.send_batch("orders", numbers)
+            broker.send_batch("orders", map(Outgoing, numbers))
         with RedisStore.connect(url) as store:
             JobQueue(store, name).enqueue_many(numbers)
         with RedisStreamsQueue.connect(url, QueueConfig(name, "group", "consumer")) as queue:
@@ -102,7 +102,7 @@ def by_foreach_partition(spark: SparkSession, broker: Broker, count: Callable[[]
     seen = spark.sparkContext.accumulator(0)
 
     def send(rows: Iterable[Row]) -> None:
-        broker.send_batch("orders", [row["id"] for row in rows])
+        broker.send_batch("orders", [Outgoing(row["id"]) for row in rows])
         seen.add(count())
 
     frame(spark).foreachPartition(send)
@@ -114,7 +114,7 @@ def by_map_in_arrow(spark: SparkSession, broker: Broker, count: Callable[[], int
 
     def send(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
-            broker.send_batch("orders", batch.column("id").to_pylist())
+            broker.send_batch("orders", map(Outgoing, batch.column("id").to_pylist()))
             yield pa.RecordBatch.from_pydict({"seen": [count()]})
 
     rows = frame(spark).mapInArrow(send, "seen LONG").collect()
@@ -125,7 +125,7 @@ def by_pandas_udf(spark: SparkSession, broker: Broker, count: Callable[[], int],
     pd: Any = pytest.importorskip("pandas")
 
     def send(ids: Any) -> Any:
-        broker.send_batch("orders", [int(id) for id in ids])
+        broker.send_batch("orders", [Outgoing(int(id)) for id in ids])
         return pd.Series([count()] * len(ids))
 
     send.__annotations__ = {"ids": pd.Series, "return": pd.Series}
@@ -142,7 +142,7 @@ def by_foreach_batch(spark: SparkSession, broker: Broker, count: Callable[[], in
     def send(batch: DataFrame, number: int) -> None:
         own = Broker.__new__(Broker)  # as another process would get it
         own.__setstate__(broker.__getstate__())
-        own.send_batch("orders", [row["id"] for row in batch.collect()])
+        own.send_batch("orders", [Outgoing(row["id"]) for row in batch.collect()])
         seen.append(count())
 
     stream = spark.readStream.schema("id LONG").option("maxFilesPerTrigger", 3).parquet(str(source))
@@ -194,7 +194,7 @@ def send_and_fail(spark: SparkSession, site: Site, word: str) -> None:
     broker = site.broker
 
     def fail(rows: Iterable[Row]) -> None:
-        broker.send_batch("orders", [row["id"] for row in rows])
+        broker.send_batch("orders", [Outgoing(row["id"]) for row in rows])
         raise RuntimeError(word)
 
     with pytest.raises(Exception, match=word):

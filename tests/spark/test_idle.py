@@ -115,7 +115,7 @@ def test_a_report_of_where_the_topic_ends_costs_no_command(home: Home) -> None:
 
 
 @pytest.mark.any_server
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_spark_asks_seldom_with_its_default_trigger(spark: SparkSession, home: Home) -> None:
     home.broker.create_topic("orders", partitions=PARTITIONS)
     fill(home.broker, "orders", *range(3))

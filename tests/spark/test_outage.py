@@ -16,7 +16,7 @@ from conquiet.spark import register
 from conquiet.spark.connection import PatientInstance, opened
 from conquiet.spark.failures import Patience
 from conquiet.spark.options import Place, ReadOptions, WriteOptions
-from conquiet.sync import Broker, EmbeddedRedis
+from conquiet.sync import Broker, EmbeddedRedis, Outgoing
 from conquiet.topics.outside import pages
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -193,7 +193,7 @@ def test_a_task_is_in_the_middle_of_the_work(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.any_server
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_restart_of_the_server_does_not_end_a_stream(
     spark: SparkSession, restarted: Restarted, tmp_path: Path
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_restart_of_the_server_does_not_end_a_stream(
         home = Home(restarted.url, broker, "", options)
         broker.create_topic("in", partitions=2)
         broker.create_topic("out")
-        broker.send_batch("in", list(range(1_000)))
+        broker.send_batch("in", map(Outgoing, range(1_000)))
         register(spark)
         query = (
             spark.readStream.format("conquiet")
@@ -218,7 +218,7 @@ def test_a_restart_of_the_server_does_not_end_a_stream(
                 until(lambda share=share: len(payloads(home, "out")) >= share, f"{share} rows are copied")
                 restarted.stop()
                 restarted.start()
-            broker.send_batch("in", list(range(1_000, 1_100)))
+            broker.send_batch("in", map(Outgoing, range(1_000, 1_100)))
             query.processAllAvailable()
             assert query.isActive
         finally:
