@@ -9,12 +9,14 @@ from typing import Any, Final, NoReturn, cast
 
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterDownError,
     MasterDownError,
     MovedError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -32,7 +34,7 @@ from conquiet.wire.shared_read import SharedRead
 from conquiet.wire.streams import pack
 from conquiet.wire.topology import topology_of
 
-__all__ = ["Connections", "is_for_want_of_memory"]
+__all__ = ["Connections", "is_for_want_of_memory", "is_refusal"]
 
 _CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
@@ -48,6 +50,13 @@ _NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDo
 def is_for_want_of_memory(error: QueueError) -> bool:
     """Whether a server refused a command because its memory is full."""
     return isinstance(error.__cause__, OutOfMemoryError)
+
+
+def is_refusal(error: QueueError) -> bool:
+    """Whether a server that is there and can write has said no: then to wait for another does not help."""
+    cause = error.__cause__
+    passes = isinstance(cause, (*_NODE_IN_DOUBT, OutOfMemoryError, TryAgainError)) or _DEMOTED in str(cause)
+    return isinstance(cause, AuthenticationError) or (isinstance(cause, ResponseError) and not passes)
 
 
 class Connections:
