@@ -41,7 +41,9 @@ async def ask(url: str, *command: str | int, **options: Any) -> Any:
 
 
 async def _ask(url: str, *command: str | int, **options: Any) -> Any:
-    async with Redis.from_url(url, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)) as client:
+    # Without its name: else redis-py reads its own version from the disk each time, and tells it in two commands.
+    how: dict[str, Any] = {"protocol": 2, "decode_responses": True, "driver_info": None}
+    async with Redis.from_url(url, retry=Retry(NoBackoff(), 0), **how) as client:
         return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
 
 
