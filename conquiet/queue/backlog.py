@@ -44,7 +44,7 @@ def backlog_commands(stream: str, group: str) -> tuple[bytes, ...]:
     return (
         xlen(stream),
         xpending_summary(stream, group),
-        xpending(stream, group, min_idle_ms=0, count=1),
+        xpending(stream, group, count=1),
         xinfo_groups(stream),
     )
 

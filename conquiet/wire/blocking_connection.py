@@ -23,6 +23,7 @@ __all__ = ["Blocking", "BlockingConnection"]
 
 _log = logging.getLogger("conquiet.wire")
 _AGAIN: Final = 0.02
+_PING: Final = pack("PING")
 _FAILURES: Final = (RedisError, OSError)
 _LOST: Final = (RedisConnectionError, OSError)
 _WATCHDOG: Final = 5.0
@@ -57,8 +58,8 @@ class BlockingConnection:
     A request on the interrupt makes the server answer the blocked command at once, with ``CLIENT UNBLOCK`` from
     another connection to the same node: the command is never torn off, so whatever the server handed out at
     that moment still arrives. A cancelled call is ended on the server in the same way, so that nothing more is
-    handed to it. Where the server forbids ``CLIENT``, the command runs to its own end. Only from a server that is
-    silent the command is torn off, after a second.
+    handed to it. Where the server forbids it, or the other connection leads to another server of the same host name,
+    the command runs to its own end. Only from a server that is silent the command is torn off, after a second.
     """
 
     def __init__(
@@ -164,6 +165,10 @@ class BlockingConnection:
         if self._client_id is None:
             return "the server does not tell the connection's ID"
         try:
+            if not self._control.is_open:
+                await self._control.call((_PING,), len(_PING))
+            if self._control.peer != self._lane.peer:  # there, another client may have that ID
+                return "the other connection to this host is one to another server"
             command = pack("CLIENT", "UNBLOCK", self._client_id)
             [reply] = await self._control.call((command,), len(command))
         except _FAILURES as error:

@@ -68,6 +68,11 @@ class Line:
         return self._connection is not None
 
     @property
+    def peer(self) -> object:
+        """Which server it is connected to, if that is known."""
+        return None if self._kernel is None else self._kernel.peer
+
+    @property
     def is_ready(self) -> bool:
         """Whether there is a connection that the next call will use."""
         return self._parser is not None and self._is_quiet(self._parser, self.loop.time())
