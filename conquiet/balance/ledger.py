@@ -10,8 +10,9 @@ from conquiet.errors import AlreadyClaimedError, ConfigError, PayloadError, Stre
 from conquiet.kit import codec
 from conquiet.kit.chunks import by_number
 from conquiet.kit.clock import Clock
+from conquiet.wire.capabilities import is_group_lost
 from conquiet.wire.connections import Connections
-from conquiet.wire.groups import create_group, is_group_lost
+from conquiet.wire.groups import create_group
 from conquiet.wire.keys import BalanceKeys
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script, run

@@ -12,7 +12,7 @@ from conquiet.balance.ledger import Late, Ledger, Swept, Taken
 from conquiet.balance.strays import Strays
 from conquiet.errors import QueueError
 from conquiet.kit.retrying import Lines, Retrying
-from conquiet.wire.groups import is_group_lost
+from conquiet.wire.capabilities import is_group_lost
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.streams import streams_of
 

@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from conquiet.kit.service import Background
+from conquiet.wire.capabilities import Capabilities
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.parser import Reply
 from conquiet.wire.shared_connection import SharedConnection
@@ -24,6 +25,7 @@ __all__ = ["Blocking", "BlockingConnection"]
 _log = logging.getLogger("conquiet.wire")
 _AGAIN: Final = 0.02
 _PING: Final = pack("PING")
+_WHO: Final = pack("CLIENT", "ID")
 _FAILURES: Final = (RedisError, OSError)
 _LOST: Final = (RedisConnectionError, OSError)
 _WATCHDOG: Final = 5.0
@@ -63,11 +65,16 @@ class BlockingConnection:
     """
 
     def __init__(
-        self, dial: Callable[[], AbstractConnection], timeout: float | None, control: SharedConnection
+        self,
+        dial: Callable[[], AbstractConnection],
+        timeout: float | None,
+        control: SharedConnection,
+        node: Capabilities,
     ) -> None:
         self._lane = SharedConnection(dial, timeout)
         self._timeout = timeout
         self._control = control
+        self._node = node
         self._client_id: int | None = None
         self._identified: AbstractConnection | None = None
         self._is_torn = False
@@ -138,9 +145,10 @@ class BlockingConnection:
         connection, _ = await self._lane.connected()
         if connection is self._identified:
             return
-        command = pack("CLIENT", "ID")
-        [reply] = await self._lane.converse((command,), len(command), self._timeout)
-        self._client_id = reply if isinstance(reply, int) else None
+        commands = (_WHO, *(pack(*question) for question in self._node.questions()))
+        [reply, *others] = await self._lane.converse(commands, sum(map(len, commands)), self._timeout)
+        self._node.learn(others)
+        self._client_id = reply if isinstance(reply, int) and self._node.can_unblock is not False else None
         self._identified = connection
 
     async def _wake(self, answered: asyncio.Event, how: Blocking) -> None:
@@ -163,7 +171,7 @@ class BlockingConnection:
     async def _unblock(self) -> object | None:
         """Ask the server to answer the command; why it does not, if so."""
         if self._client_id is None:
-            return "the server does not tell the connection's ID"
+            return "the server does not allow it"
         try:
             if not self._control.is_open:
                 await self._control.call((_PING,), len(_PING))

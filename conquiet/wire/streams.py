@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import hiredis
 
+from conquiet.wire.capabilities import still_there
 from conquiet.wire.parser import Reply
 
 __all__ = [
@@ -157,7 +158,7 @@ def read_entries_of(reply: Reply) -> Sequence[Entry]:
 
 def entries_of(reply: Reply) -> list[Entry]:
     """The entries of ``XCLAIM`` or ``XRANGE``, without the holes that Redis 6.2 leaves for deleted ones."""
-    return [(entry[0], entry[1]) for entry in reply if entry is not None and entry[1] is not None]
+    return [(entry[0], entry[1]) for entry in reply if still_there(entry)]
 
 
 def pending_of(reply: Reply) -> list[Pending]:
