@@ -60,8 +60,22 @@ __all__ = [
 ]
 
 
+_LONGEST = 2000
+"""Characters of an error's text: names and values that strangers wrote are quoted, and may have megabytes."""
+
+
+def shortened(text: str) -> str:
+    """``text``, or its beginning and its end if it is too long for a log."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 300]} ... ({len(text)} characters) ... {text[-200:]}"
+
+
 class ConquietError(Exception):
     """The root of the tree: ``except ConquietError`` catches whatever the library raises."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
 
 
 class QueueError(ConquietError):
@@ -84,11 +98,11 @@ class MalformedMessageError(QueueError):
     """
 
     def __init__(self, stream: str, id: str, fields: Sequence[bytes], reason: str) -> None:
-        super().__init__(f"entry {id} of stream {stream!r} is malformed: {reason}")
+        self.reason = shortened(reason)
+        super().__init__(f"entry {id} of stream {stream!r} is malformed: {self.reason}")
         self.stream = stream
         self.id = id
         self.fields = tuple(fields)
-        self.reason = reason
 
     def __reduce__(self) -> tuple[type[MalformedMessageError], tuple[str, str, tuple[bytes, ...], str]]:
         return type(self), (self.stream, self.id, self.fields, self.reason)
@@ -121,9 +135,9 @@ class PayloadError(ConfigError):
     """A payload would not come back equal to what was sent; ``path`` names the place, as in ``$.a[3]``."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"payload cannot be carried as JSON: {path} {reason}")
-        self.path = path
-        self.reason = reason
+        self.path = shortened(path)
+        self.reason = shortened(reason)
+        super().__init__(f"payload cannot be carried as JSON: {self.path} {self.reason}")
 
     def __reduce__(self) -> tuple[type[PayloadError], tuple[str, str]]:
         return type(self), (self.path, self.reason)

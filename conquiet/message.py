@@ -77,7 +77,7 @@ class QueueMessage:
         if payload is _UNREAD:
             fields = self._fields
             if len(fields) != 2 or fields[0] != DATA:
-                raise self._malformed(f"its fields are {fields[::2]}, not just 'data'")
+                raise self._malformed(f"its fields are {_shown(fields[::2])}, not just 'data'")
             try:
                 payload = codec.decode(fields[1])
             except codec.UNREADABLE as error:
@@ -103,6 +103,11 @@ class QueueMessage:
 
     def __repr__(self) -> str:
         return f"QueueMessage(stream={self._stream!r}, group={self._group!r}, id={self._id!r})"
+
+
+def _shown(names: Sequence[bytes]) -> list[bytes]:
+    """The beginnings of the first of them: strangers may have written many, and megabytes in each."""
+    return [name[:100] for name in names[:10]]
 
 
 class EntryId(str):

@@ -209,10 +209,16 @@ class Consumer:
         self._adopt(given, asked)
         self.event_buffer.put(StreamAdded(given.stream, given.info, given.epoch, given.entry_id))
 
-    def missing(self, late: Late) -> None:
-        """Tell of a stream without an owner, unless it will be taken over without being asked."""
+    def missing(self, late: Late) -> bool:
+        """Tell of a stream without an owner, unless it will be taken over without being asked; whether that is done.
+
+        While too many events wait, it is not.
+        """
         if not self.takes_over:
+            if not self.event_buffer.room:
+                return False
             self.event_buffer.put(StreamExpired(late.stream, late.info, late.epoch, late.owner.partition("#")[0]))
+        return True
 
     def set_aside(self, count: int) -> None:
         """Count what was no stream."""

@@ -14,8 +14,9 @@ __all__ = ["EventBuffer"]
 class EventBuffer:
     """Holds events until they are asked for.
 
-    No stream is taken while ``room`` is 0, so at most ``most`` additions wait; what tells of losses is never held up.
-    If a stream is lost before its addition was read, neither of the two is told.
+    No stream is taken, and none is told to have expired, while ``room`` is 0: so at most ``most`` of these wait. The
+    loss of an owned stream is never held up: at most one waits for each stream that the reader was told to own. If a
+    stream is lost before its addition was read, neither of the two is told.
     """
 
     def __init__(self, most: int, is_owned: Callable[[str, int], bool], freed: Callable[[], None]) -> None:
@@ -29,8 +30,8 @@ class EventBuffer:
 
     @property
     def room(self) -> int:
-        """How many more additions may wait."""
-        return 0 if self._is_closed else max(0, self._most - len(self._untold))
+        """How many more events may wait."""
+        return 0 if self._is_closed else max(0, self._most - len(self._waiting))
 
     def will_tell(self, stream: str, epoch: int) -> bool:
         """Whether this addition has not been read yet."""
@@ -52,7 +53,9 @@ class EventBuffer:
         """The next event, waiting for one; ``None`` after the last."""
         while not self._has_ended:
             while self._waiting:
-                event = self._waiting.popleft()
+                is_full, event = not self.room, self._waiting.popleft()
+                if is_full:
+                    self._freed()
                 if self._is_worth_telling(event):
                     self._has_ended = isinstance(event, StreamTerminated)
                     return event
@@ -65,5 +68,4 @@ class EventBuffer:
         if not isinstance(event, StreamAdded):
             return True
         self._untold.discard((event.stream, event.epoch))
-        self._freed()
         return self._is_closed or self._is_owned(event.stream, event.epoch)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from conquiet.errors import AlreadyClaimedError, ConfigError, StreamNotOwnedError
+from conquiet.errors import AlreadyClaimedError, ConfigError, PayloadError, StreamNotOwnedError
 from conquiet.kit import codec
 from conquiet.kit.chunks import by_number
 from conquiet.kit.clock import Clock
+from conquiet.wire.capabilities import is_group_lost
 from conquiet.wire.connections import Connections
-from conquiet.wire.groups import create_group, is_group_lost
+from conquiet.wire.groups import create_group
 from conquiet.wire.keys import BalanceKeys
 from conquiet.wire.parser import Reply
 from conquiet.wire.scripts import Call, Script, run
@@ -19,6 +20,8 @@ from conquiet.wire.streams import pack
 
 __all__ = ["Given", "Late", "Ledger", "Renewed", "Swept", "Taken"]
 
+_LONGEST: Final = 1 << 20
+"""Bytes of an entry of the input: the scripts decode no longer ones."""
 _FEW: Final = 200
 """How many streams one call gives or takes back: a server does nothing else meanwhile."""
 _CHUNK: Final = 500
@@ -116,6 +119,8 @@ class Ledger:
     async def add(self, stream: str, info: Mapping[str, Any]) -> tuple[str, bool]:
         """Add a stream; returns the ID of its entry, and whether it is new."""
         entry = codec.encode_object({"DataStreamName": stream, "Info": dict(info)})
+        if len(entry) > _LONGEST:
+            raise PayloadError("$", f"is {len(entry)} bytes as JSON with its stream, and may have {_LONGEST}")
         id, is_new = await self._run(_ADD([self.keys.input, self.keys.owners], stream, entry))
         return id.decode(), is_new == 1
 

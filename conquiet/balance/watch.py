@@ -12,7 +12,7 @@ from conquiet.balance.ledger import Late, Ledger, Swept, Taken
 from conquiet.balance.strays import Strays
 from conquiet.errors import QueueError
 from conquiet.kit.retrying import Lines, Retrying
-from conquiet.wire.groups import is_group_lost
+from conquiet.wire.capabilities import is_group_lost
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.streams import streams_of
 
@@ -160,10 +160,8 @@ class Watch:
             if swept.is_last or (finder.takes_over and most <= len(swept.given)):
                 break  # of what it would take and has no room for, it need not see all
         finder.swept(swept)
-        for lost in late:
-            if (lost.stream, lost.epoch) not in self._late:
-                finder.missing(lost)
-        self._late = {(lost.stream, lost.epoch) for lost in late}
+        told = [lost for lost in late if (lost.stream, lost.epoch) in self._late or finder.missing(lost)]
+        self._late = {(lost.stream, lost.epoch) for lost in told}
         self._left_at = (self._left_at or began) if late and finder.takes_over else None
         return self._pause(swept)
 

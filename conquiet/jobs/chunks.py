@@ -16,6 +16,19 @@ _MOST_BYTES: Final = 4 << 20
 """How many bytes go together, unless one alone has more."""
 
 
-def chunks(things: Sequence[_T], size: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
-    """``things`` in order, a thousand at a time, and fewer where their sizes come to more than one call may have."""
-    return cutting.chunks(things, MOST, _MOST_BYTES, size)
+_MOST_WORDS: Final = 3900
+"""How many words go together: some managed services refuse a request of more than 3,999, keys included."""
+
+
+def chunks(
+    things: Sequence[_T], size: Callable[[_T], int], words: Callable[[_T], int] | None = None
+) -> Iterator[Sequence[_T]]:
+    """``things`` in order, a thousand at a time, and fewer where their sizes come to more than one call may have.
+
+    ``words`` tells how many words a thing is in a request, of those that are asked for in their order.
+    """
+    for part in cutting.chunks(things, MOST, _MOST_BYTES, size):
+        if words is None:
+            yield part
+        else:
+            yield from cutting.chunks(part, MOST, _MOST_WORDS, words)

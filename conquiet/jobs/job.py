@@ -133,6 +133,10 @@ class Settlement(Struct, frozen=True, gc=False):
         """About how many bytes it is on its way to a store."""
         return len(self.job_id) + len(self.error) + len(self.result or b"")
 
+    def words(self) -> int:
+        """How many words it is in a request, at most."""
+        return {"ack": 4, "retry": 6, "fail": 5}.get(self.kind, 3)
+
 
 class Job(Struct, frozen=True, kw_only=True):
     """A job as its store had it at one moment; a later look may find another. Times are the store's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conquiet.wire.capabilities import lag_of
 from conquiet.wire.parser import Reply
 from conquiet.wire.streams import (
     group_named,
@@ -44,7 +45,7 @@ def backlog_commands(stream: str, group: str) -> tuple[bytes, ...]:
     return (
         xlen(stream),
         xpending_summary(stream, group),
-        xpending(stream, group, min_idle_ms=0, count=1),
+        xpending(stream, group, count=1),
         xinfo_groups(stream),
     )
 
@@ -62,5 +63,5 @@ def backlog_of(replies: list[Reply], group: str) -> BacklogStats:
         oldest_pending_id=oldest.id if oldest else None,
         oldest_pending_idle_ms=oldest.idle_ms if oldest else None,
         last_delivered_id=known.get("last-delivered-id", b"0-0").decode(),
-        lag=known.get("lag"),
+        lag=lag_of(known),
     )

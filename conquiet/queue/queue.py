@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from conquiet.errors import ConfigError, PayloadError, QueueError
 from conquiet.kit import codec, rules
-from conquiet.kit.chunks import chunks
+from conquiet.kit.chunks import by_number, chunks
 from conquiet.kit.loopthread import forks
 from conquiet.kit.opened import Opened
 from conquiet.kit.options import instance
@@ -18,11 +18,13 @@ from conquiet.message import DATA, QueueMessage
 from conquiet.metrics import queue_metrics
 from conquiet.queue.backlog import BacklogStats, backlog_commands, backlog_of
 from conquiet.queue.config import QueueConfig
+from conquiet.queue.stale import StaleSearch
 from conquiet.wire import streams
 from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
 from conquiet.wire.groups import create_group
 from conquiet.wire.interrupt import Interrupt
+from conquiet.wire.parser import Reply
 from conquiet.wire.shared_connection import running_loop
 
 __all__ = ["RedisStreamsQueue"]
@@ -51,6 +53,7 @@ class RedisStreamsQueue(Opened):
         self._link = Connections(Address.of(client))
         self._metrics = queue_metrics(config.stream_key)
         self._xadd_head = streams.xadd_head(config.stream_key, DATA)
+        self._stale = StaleSearch(self._link, config.stream_key, config.consumer_group)
         self._has_group = False
         self._creating_group = asyncio.Lock()
         self._created_at: tuple[object, int] | None = None
@@ -129,25 +132,25 @@ class RedisStreamsQueue(Opened):
         if len(ids) < len(messages):
             raise ConfigError(f"not all of {messages!r} are of stream {key!r} and group {group!r}")
         if ids:
-            self._metrics.acked(await self._link.call(key, streams.xack(key, group, ids)))
+            self._metrics.acked(await self._ack(key, group, ids))
 
     async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
         """Take over up to ``count`` messages of any consumer that have been idle for ``min_idle_ms``.
 
-        Best effort: not fair, not complete, not in order; Redis decides what is idle. A message whose entry was
-        deleted or trimmed is taken off the pending list, with a warning in the log.
+        Best effort: not fair, not complete, not in order; Redis decides what is idle. A call looks at 5,000 pending
+        messages at most, and the next one goes on behind them. A message whose entry was deleted or trimmed is taken
+        off the pending list, with a warning in the log.
         """
         idle = rules.integer("min_idle_ms", _or(min_idle_ms, self._config.claim_idle_ms), least=0)
         rules.integer("count", count, least=1)
         await self.open()
         key, group, name = self._names
-        pending = streams.pending_of(
-            await self._link.call(key, streams.xpending(key, group, min_idle_ms=idle, count=count))
-        )
-        if not pending:
+        deliveries = {row.id: row.deliveries + 1 for row in await self._stale.find(idle, count)}
+        if not deliveries:
             return []
-        deliveries = {row.id: row.deliveries + 1 for row in pending}
-        reply = await self._link.call(key, streams.xclaim(key, group, name, idle, deliveries))
+        parts = by_number(list(deliveries), streams.MOST_IDS)
+        replies = await self._all(key, [streams.xclaim(key, group, name, idle, part) for part in parts])
+        reply = [entry for part in replies for entry in part]
         entries = [(id.decode(), fields) for id, fields in streams.entries_of(reply)]
         self._metrics.claimed(len(entries))
         if len(entries) < len(reply):
@@ -158,11 +161,7 @@ class RedisStreamsQueue(Opened):
         """The backlog of the group: one round trip of bounded cost, no side effects."""
         await self.open()
         key, group, _ = self._names
-        replies = await self._link.call_many(key, backlog_commands(key, group))
-        for reply in replies:
-            if isinstance(reply, Exception):
-                self._link.refuse(key, reply)
-        return backlog_of(replies, group)
+        return backlog_of(await self._all(key, backlog_commands(key, group)), group)
 
     @property
     def _names(self) -> tuple[str, str, str]:
@@ -210,7 +209,21 @@ class RedisStreamsQueue(Opened):
         ghosts = [id for id, reply in zip(suspects, found, strict=True) if reply == []]
         if ghosts:
             _log.warning("stream %r, group %r: %d pending IDs have no entry any more", key, group, len(ghosts))
-            await self._link.call(key, streams.xack(key, group, ghosts))
+            await self._ack(key, group, ghosts)
+
+    async def _ack(self, key: str, group: str, ids: Sequence[str]) -> int:
+        if len(ids) <= streams.MOST_IDS:
+            return int(await self._link.call(key, streams.xack(key, group, ids)))
+        parts = by_number(ids, streams.MOST_IDS)
+        return sum(await self._all(key, [streams.xack(key, group, part) for part in parts]))
+
+    async def _all(self, key: str, commands: Sequence[bytes]) -> list[Reply]:
+        """The replies to commands that are all to succeed."""
+        replies = await self._link.call_many(key, commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                self._link.refuse(key, reply)
+        return replies
 
 
 def _or(value: int | None, default: int) -> int:

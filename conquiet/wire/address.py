@@ -7,13 +7,14 @@ one decides how long an answer may take.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, signature
 from typing import Any, Final, Literal, TypeAlias, cast
-from urllib.parse import ParseResult, unquote, urlparse
+from urllib.parse import ParseResult, unquote, urlencode, urlparse
 
 from redis import DriverInfo
 from redis.asyncio import Redis, RedisCluster
@@ -33,6 +34,7 @@ from redis.exceptions import RedisError
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
+from conquiet.wire.credentials import Credentials, ProviderLike
 from conquiet.wire.internals import remap_of, seeds_of, sentinels_of
 
 __all__ = ["Address", "AddressLike", "Endpoint"]
@@ -55,6 +57,8 @@ _WANTED: Final = frozenset(
 """What is taken over of the settings that every connection of redis-py takes: who connects to what, and over what.
 How replies are read, what is retried and who is told of maintenance is decided here."""
 _WHERE: Final = frozenset({"host", "path", "port"})
+_OBJECTS: Final = frozenset({"credential_provider", "redis_connect_func"})
+"""Settings that no URL can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ class Address:
 
     ``Address.of`` takes a URL, another address or a ``redis.asyncio`` client, of which only the settings are
     used: its own connections stay untouched and open.
+
+    ``credential_provider`` is asked for each new connection, and open ones log in again: when a streaming provider has
+    new credentials, else every hour. Pass a provider, or a function or class of a module that makes one: an address
+    with it can be pickled, by its import path, and each process makes a provider of its own.
     """
 
     kind: Literal["single", "sentinel", "cluster"]
@@ -71,13 +79,18 @@ class Address:
     connection_class: type[AbstractConnection] = Connection
     service: str = ""
     sentinel_settings: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    """How the Sentinels are reached. ``ssl`` says whether by TLS; without it, they are as their master is."""
     timeout: float | None = _DEFAULT_TIMEOUT
     remap: Callable[[Endpoint], Endpoint] | None = None
     """Where a Cluster node is reached that announces itself under another address."""
 
+    credential_provider: ProviderLike | None = field(default=None, repr=False)
+
     @classmethod
-    def of(cls, source: AddressLike) -> Address:
+    def of(cls, source: AddressLike, *, credential_provider: ProviderLike | None = None) -> Address:
         """The address behind ``source``; ``ConfigError`` says what to pass instead if there is none."""
+        if credential_provider is not None:
+            return _checked(replace(cls.of(source), credential_provider=credential_provider))
         if isinstance(source, Address):
             return source
         if isinstance(source, str):
@@ -92,7 +105,10 @@ class Address:
 
     def connection(self, endpoint: Endpoint) -> AbstractConnection:
         """A new connection to ``endpoint``, not yet open."""
-        return _build(self.connection_class, endpoint, self.settings)
+        settings = self.settings
+        if self.credential_provider is not None:
+            settings = {**settings, "credential_provider": self.credential_provider}
+        return _build(self.connection_class, endpoint, settings)
 
     def answering_within(self, seconds: float) -> Address:
         """The same Redis, for connections that are given up after ``seconds`` of silence, if that is sooner."""
@@ -100,12 +116,28 @@ class Address:
 
     def sentinel(self, endpoint: Endpoint) -> AbstractConnection:
         """A new connection to the Sentinel at ``endpoint``, not yet open."""
-        plain = SSLConnection if issubclass(self.connection_class, SSLConnection) else Connection
-        return _build(plain, endpoint, self.sentinel_settings)
+        settings = {name: value for name, value in self.sentinel_settings.items() if name != "ssl"}
+        return _build(SSLConnection if self._sentinels_use_tls else Connection, endpoint, settings)
+
+    def for_sentinels(self) -> dict[str, Any]:
+        """What a client of redis-py for a Sentinel is made with."""
+        patience = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
+        settings = {**patience, **_wrapped(self.sentinel_settings), "ssl": self._sentinels_use_tls}
+        settings.pop("socket_type", None)  # which a client does not take
+        return {**settings, "protocol": 2, "retry": Retry(NoBackoff(), 0), "driver_info": _driver()}
+
+    @property
+    def _sentinels_use_tls(self) -> bool:
+        return bool(self.sentinel_settings.get("ssl", issubclass(self.connection_class, SSLConnection)))
 
     def reached_at(self, endpoint: Endpoint) -> Endpoint:
         """Where the node is reached that announces itself as ``endpoint``."""
         return self.remap(endpoint) if self.remap else endpoint
+
+    def __reduce__(self) -> tuple[type[Address], tuple[Any, ...]]:
+        if self.credential_provider is not None:
+            _checked_to_travel(self.credential_provider)
+        return Address, tuple(getattr(self, each.name) for each in fields(self))
 
     def __str__(self) -> str:
         """For people and logs: never a user name or a password."""
@@ -119,19 +151,33 @@ AddressLike: TypeAlias = str | Address | Redis | RedisCluster
 """Whatever tells where a Redis is."""
 
 
+def _checked_to_travel(provider: ProviderLike) -> None:
+    try:
+        pickle.dumps(provider)
+    except Exception as error:  # whatever its own methods raise
+        advice = "pass a function of a module that makes it, which is pickled by its import path"
+        raise ConfigError(f"a {type(provider).__name__} of credentials cannot be pickled: {advice}") from error
+
+
 def _build(
     connection_class: type[AbstractConnection], endpoint: Endpoint, settings: Mapping[str, Any]
 ) -> AbstractConnection:
     host, port = endpoint
     unix = issubclass(connection_class, UnixDomainSocketConnection)
     where: dict[str, Any] = {"path": host} if unix else {"host": host, "port": port}
-    return connection_class(
-        **{**settings, **where},
-        socket_timeout=None,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),
-        driver_info=_driver(),
-    )
+    ours: dict[str, Any] = {
+        "socket_timeout": None,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "driver_info": _driver(),
+    }
+    return connection_class(**{**_wrapped(settings), **where, **ours})
+
+
+def _wrapped(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose provider of credentials, if there is one, fails as Redis fails."""
+    provider = settings.get("credential_provider")
+    return {**settings} if provider is None else {**settings, "credential_provider": Credentials.of(provider)}
 
 
 @cache
@@ -177,9 +223,9 @@ def _from_url(url: str) -> Address:
         hosts = _hosts(parsed, _PORTS[kind])
         settings: dict[str, Any] = dict(parse_url(_for_redis_py(parsed, scheme, kind)))
     except ValueError as error:
-        about_option = str(error).startswith("Invalid value for")  # redis-py names the option, not the value
-        rule = str(error) if about_option else "a port is a number, and special characters are percent-encoded"
-        raise ConfigError(f"cannot read the Redis URL: {rule}") from None
+        raise ConfigError(f"cannot read the Redis URL: {_rule_of(error)}") from None
+    if objects := sorted(name for name in settings if name.removeprefix("sentinel_") in _OBJECTS):
+        raise ConfigError(f"{objects[0]} is no text: pass Address.of(url, credential_provider=...), or a client")
     connection_class: type[AbstractConnection] = settings.get("connection_class", Connection)
     timeout = settings.pop("socket_timeout", _DEFAULT_TIMEOUT)
     if kind == "sentinel":
@@ -193,6 +239,11 @@ def _from_url(url: str) -> Address:
             "cluster" if kind else "single", seeds, _kept(settings, connection_class), connection_class, timeout=timeout
         )
     )
+
+
+def _rule_of(error: ValueError) -> str:
+    about_option = str(error).startswith("Invalid value for")  # redis-py names the option, not the value
+    return str(error) if about_option else "a port is a number, and special characters are percent-encoded"
 
 
 def _one_or_many(parsed: ParseResult, hosts: tuple[Endpoint, ...], kind: str) -> tuple[Endpoint, ...]:
@@ -229,10 +280,24 @@ def _sentinel_url(
     service, _, database = parsed.path.strip("/").partition("/")
     if not service or (database and not database.isdigit()):
         raise ConfigError("a Sentinel URL names its service: redis+sentinel://host:26379/mymaster[/db]")
-    own = {name[9:]: settings.pop(name) for name in list(settings) if name.startswith("sentinel_")}
+    own = _sentinels_own({name[9:]: settings.pop(name) for name in list(settings) if name.startswith("sentinel_")})
     kept = _kept(settings, connection_class) | ({"db": int(database)} if database else {})
-    shared = {name: value for name, value in kept.items() if name.startswith(("ssl_", "socket_"))}
+    alike = ("ssl_", "socket_") if own.get("ssl", True) else ("socket_",)
+    shared = {name: value for name, value in kept.items() if name.startswith(alike)}
     return Address("sentinel", hosts, kept, connection_class, unquote(service), shared | own, timeout)
+
+
+def _sentinels_own(given: dict[str, Any]) -> dict[str, Any]:
+    """The options for Sentinels with the types that redis-py gives to them."""
+    words = {name: str(value) for name, value in given.items()}
+    secure = words.pop("ssl", "").lower()
+    if secure not in ("", "true", "false"):
+        raise ConfigError("sentinel_ssl is true or false")
+    try:
+        own: dict[str, Any] = dict(parse_url(f"redis://?{urlencode(words)}"))
+    except ValueError as error:
+        raise ConfigError(f"cannot read an option for the Sentinels: {_rule_of(error)}") from None
+    return own | ({"ssl": secure == "true"} if secure else {})
 
 
 # --- from a client of the user's ---------------------------------------------------------------------
@@ -259,10 +324,13 @@ def _from_sentinel(pool: SentinelConnectionPool, settings: dict[str, Any]) -> Ad
         for client in clients
     ]
     seeds = tuple((str(own["host"]), int(own["port"])) for own in sentinels)
-    secure = issubclass(pool.connection_class, SSLConnection)
+    reached_by = clients[0].connection_pool.connection_class
+    own = _kept(sentinels[0], reached_by) | {"ssl": issubclass(reached_by, SSLConnection)}
+    if (patience := sentinels[0].get("socket_timeout")) is not None:
+        own["socket_timeout"] = patience
     # The managed class looks its master up itself; here the topology does, once for all connections.
+    secure = issubclass(pool.connection_class, SSLConnection)
     plain: type[AbstractConnection] = SSLConnection if secure else Connection
-    own = _kept({name: value for name, value in sentinels[0].items() if name != "socket_timeout"}, plain)
     if not issubclass(pool.connection_class, SentinelManagedConnection):
         plain = pool.connection_class
     return _checked(Address("sentinel", seeds, _kept(settings, plain), plain, service, own))

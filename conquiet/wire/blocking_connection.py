@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from conquiet.kit.service import Background
+from conquiet.wire.capabilities import Capabilities
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.parser import Reply
 from conquiet.wire.shared_connection import SharedConnection
@@ -23,6 +24,8 @@ __all__ = ["Blocking", "BlockingConnection"]
 
 _log = logging.getLogger("conquiet.wire")
 _AGAIN: Final = 0.02
+_PING: Final = pack("PING")
+_WHO: Final = pack("CLIENT", "ID")
 _FAILURES: Final = (RedisError, OSError)
 _LOST: Final = (RedisConnectionError, OSError)
 _WATCHDOG: Final = 5.0
@@ -57,16 +60,21 @@ class BlockingConnection:
     A request on the interrupt makes the server answer the blocked command at once, with ``CLIENT UNBLOCK`` from
     another connection to the same node: the command is never torn off, so whatever the server handed out at
     that moment still arrives. A cancelled call is ended on the server in the same way, so that nothing more is
-    handed to it. Where the server forbids ``CLIENT``, the command runs to its own end. Only from a server that is
-    silent the command is torn off, after a second.
+    handed to it. Where the server forbids it, or the other connection leads to another server of the same host name,
+    the command runs to its own end. Only from a server that is silent the command is torn off, after a second.
     """
 
     def __init__(
-        self, dial: Callable[[], AbstractConnection], timeout: float | None, control: SharedConnection
+        self,
+        dial: Callable[[], AbstractConnection],
+        timeout: float | None,
+        control: SharedConnection,
+        node: Capabilities,
     ) -> None:
         self._lane = SharedConnection(dial, timeout)
         self._timeout = timeout
         self._control = control
+        self._node = node
         self._client_id: int | None = None
         self._identified: AbstractConnection | None = None
         self._is_torn = False
@@ -137,9 +145,10 @@ class BlockingConnection:
         connection, _ = await self._lane.connected()
         if connection is self._identified:
             return
-        command = pack("CLIENT", "ID")
-        [reply] = await self._lane.converse((command,), len(command), self._timeout)
-        self._client_id = reply if isinstance(reply, int) else None
+        commands = (_WHO, *(pack(*question) for question in self._node.questions()))
+        [reply, *others] = await self._lane.converse(commands, sum(map(len, commands)), self._timeout)
+        self._node.learn(others)
+        self._client_id = reply if isinstance(reply, int) and self._node.can_unblock is not False else None
         self._identified = connection
 
     async def _wake(self, answered: asyncio.Event, how: Blocking) -> None:
@@ -162,8 +171,12 @@ class BlockingConnection:
     async def _unblock(self) -> object | None:
         """Ask the server to answer the command; why it does not, if so."""
         if self._client_id is None:
-            return "the server does not tell the connection's ID"
+            return "the server does not allow it"
         try:
+            if not self._control.is_open:
+                await self._control.call((_PING,), len(_PING))
+            if self._control.peer != self._lane.peer:  # there, another client may have that ID
+                return "the other connection to this host is one to another server"
             command = pack("CLIENT", "UNBLOCK", self._client_id)
             [reply] = await self._control.call((command,), len(command))
         except _FAILURES as error:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, cast
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import AskError, MovedError, RedisError, TryAgainError
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import MOMENT, Background, to_its_end
 from conquiet.wire.address import Address, Endpoint
 from conquiet.wire.blocking_connection import Blocking, BlockingConnection
 from conquiet.wire.blocking_pool import BlockingPool
+from conquiet.wire.capabilities import Capabilities, is_full, node_in_doubt, refuses_for_good
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.line import LARGE
 from conquiet.wire.parser import Reply
@@ -42,21 +32,16 @@ _TRY_AGAIN: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2)
 """Seconds between two tries of a command on keys that are at two nodes of a Cluster until their slot has moved."""
 _ASKING: Final = pack("ASKING")
 _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
-_DEMOTED: Final = "-READONLY"
-"""How Redis 6.2 says, in an error of another kind, that a script wanted to write at a replica."""
-_NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDownError, MasterDownError)
 
 
 def is_for_want_of_memory(error: QueueError) -> bool:
     """Whether a server refused a command because its memory is full."""
-    return isinstance(error.__cause__, OutOfMemoryError)
+    return is_full(error.__cause__)
 
 
 def is_refusal(error: QueueError) -> bool:
-    """Whether a server that is there and can write has said no: then to wait for another does not help."""
-    cause = error.__cause__
-    passes = isinstance(cause, (*_NODE_IN_DOUBT, OutOfMemoryError, TryAgainError)) or _DEMOTED in str(cause)
-    return isinstance(cause, AuthenticationError) or (isinstance(cause, ResponseError) and not passes)
+    """Whether a server has said no, and not because of a state that passes: then to wait does not help."""
+    return refuses_for_good(error.__cause__)
 
 
 class Connections:
@@ -73,6 +58,7 @@ class Connections:
         self._lanes: dict[Endpoint, SharedConnection] = {}
         self._wide_lanes: dict[Endpoint, SharedConnection] = {}
         self._waiting: dict[Endpoint, BlockingPool] = {}
+        self._capabilities: defaultdict[Endpoint, Capabilities] = defaultdict(Capabilities)
         self._closed = False
         self._shared = SharedRead(self)
         self._background = Background()
@@ -162,7 +148,7 @@ class Connections:
 
     def _doubt(self, reply: Reply) -> None:
         """Ask anew where the master is, if ``reply`` says that it is not where it was."""
-        if isinstance(reply, Exception) and (isinstance(reply, _NODE_IN_DOUBT) or _DEMOTED in str(reply)):
+        if node_in_doubt(reply):
             self._topology.forget()
 
     async def aclose(self) -> None:
@@ -254,4 +240,4 @@ class Connections:
 
     def _waiting_lane(self, endpoint: Endpoint) -> BlockingConnection:
         dial = partial(self.address.connection, endpoint)
-        return BlockingConnection(dial, self.address.timeout, self._lane(endpoint))
+        return BlockingConnection(dial, self.address.timeout, self._lane(endpoint), self._capabilities[endpoint])

@@ -31,6 +31,11 @@ class KernelView:
             self._poll = select.poll()
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
+    @property
+    def peer(self) -> object:
+        """Where the other side is: a host may have several addresses, each with a server of its own."""
+        return self._transport.get_extra_info("peername")
+
     def has_news(self) -> bool:
         """Whether something has arrived, the end of the connection included, that no turn of the loop has taken in."""
         return self._poll is not None and bool(self._poll.poll(0))

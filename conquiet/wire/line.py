@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from conquiet.kit.loopthread import forks, outlive_fork
 from conquiet.kit.service import Background
+from conquiet.wire.credentials import TRIED_AGAIN_AFTER, Credentials, credentials_of
 from conquiet.wire.internals import replies_of, writer_of
 from conquiet.wire.kernel import KernelView
 from conquiet.wire.parser import Replies, Reply
@@ -48,6 +49,9 @@ class Line:
         self.forks = forks()
         self._connection: AbstractConnection | None = None
         self._parser: Replies | None = None
+        self._logged_out: Replies | None = None
+        """The parser of a connection that has to log in again first."""
+        self._login_timer: asyncio.TimerHandle | None = None
         self._kernel: KernelView | None = None
         self._asked = -math.inf
         self._busy = False
@@ -62,6 +66,11 @@ class Line:
     def is_open(self) -> bool:
         """Whether there is a connection now."""
         return self._connection is not None
+
+    @property
+    def peer(self) -> object:
+        """Which server it is connected to, if that is known."""
+        return None if self._kernel is None else self._kernel.peer
 
     @property
     def is_ready(self) -> bool:
@@ -126,12 +135,19 @@ class Line:
 
     async def connected(self) -> tuple[AbstractConnection, Replies]:
         """The open connection, made now if there is none or if the server closed it while it was idle."""
-        connection, parser = self._connection, self._parser
+        connection, parser = self._connection, self._parser or self._logged_out
         if connection is not None and parser is not None:
             if self._is_quiet(parser, self.loop.time()):
+                if parser is self._logged_out:
+                    await self._log_in(connection, parser)
                 return connection, parser
             await self.drop()
         return await self._connect()
+
+    def renew_login(self) -> None:
+        """Log in again before the next call: there are new credentials."""
+        if self._parser is not None:
+            self._logged_out, self._parser = self._parser, None
 
     def _is_quiet(self, parser: Replies, now: float) -> bool:
         """Whether nothing was said since the last answer. Right after it, the kernel is not worth a question."""
@@ -146,7 +162,10 @@ class Line:
 
     async def drop(self) -> None:
         """Throw the connection away; the next call opens another."""
-        connection, self._connection, self._parser = self._connection, None, None
+        connection, self._connection, self._parser, self._logged_out = self._connection, None, None, None
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self._login_timer = None
         kernel, self._kernel = self._kernel, None
         if kernel is not None and kernel.unsent():
             kernel.abort()  # closed, it would first wait until a server that may be frozen has taken the rest
@@ -170,22 +189,42 @@ class Line:
             raise ConnectionError(CLOSED)
         connection = self._connection = self._dial()
         outlive_fork(connection)
+        limit = asyncio.timeout(self._timeout)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with limit:
                 await connection.connect()  # type: ignore[no-untyped-call]
             if self._closed:
                 raise ConnectionError(CLOSED)
         except BaseException as error:
             self._connection = None
             await connection.disconnect(nowait=True)
-            if isinstance(error, TimeoutError):
+            if limit.expired() and isinstance(error, TimeoutError):
                 raise TimeoutError(f"no connection within {self._timeout:g} s") from error
             raise
         writer = writer_of(connection)
         self._kernel = None if writer is None else KernelView(writer)
         self._parser = parser = replies_of(connection)
         self.opened += 1
+        if (credentials := credentials_of(connection)) is not None:
+            credentials.follow(self)
+            self._log_in_after(credentials.renewed_after)
         return connection, parser
+
+    async def _log_in(self, connection: AbstractConnection, parser: Replies) -> None:
+        credentials = cast("Credentials", credentials_of(connection))
+        try:
+            async with asyncio.timeout(self._timeout):
+                is_done = await credentials.log_in(connection, parser)
+        except BaseException:
+            await self.drop()  # an answer may be on its way
+            raise
+        self._parser, self._logged_out = parser, None
+        self._log_in_after(credentials.renewed_after if is_done else TRIED_AGAIN_AFTER)
+
+    def _log_in_after(self, seconds: float | None) -> None:
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+        self._login_timer = None if seconds is None else self.loop.call_later(seconds, self.renew_login)
 
     def _abort(self) -> None:
         if self._kernel is not None:

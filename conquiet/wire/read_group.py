@@ -14,7 +14,7 @@ from conquiet.kit.service import Background
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.line import CLOSED
 from conquiet.wire.parser import Reply
-from conquiet.wire.streams import Entry, pack, xread
+from conquiet.wire.streams import MOST_ARGUMENTS, Entry, pack, xread
 from conquiet.wire.turns import Turns
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _EACH_APART: Final = 0.05
 _EACH_MOST: Final = 1.0
 _ALIVE: Final = 1.0
 """Seconds for which an answer of a node counts as a sign of life."""
+_MOST_STREAMS: Final = MOST_ARGUMENTS // 2 - 100
+"""How many streams are read by one command before another is begun; a caller may come with some at once."""
 _PING: Final = pack("PING")
 _LATE: Final = object()
 
@@ -128,6 +130,15 @@ class ReadGroup:
         if self.is_running and self._covers(after):
             return False
         return self._interrupt is not None or (self._turns is not None and self._turns.are_scarce)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one command can read some more streams."""
+        return len(self._positions) < _MOST_STREAMS
+
+    def knows(self, stream: str) -> bool:
+        """Whether the stream is listened to here."""
+        return stream in self._positions
 
     @property
     def is_running(self) -> bool:

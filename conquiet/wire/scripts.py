@@ -15,6 +15,7 @@ from typing import Final
 from conquiet.errors import QueueError
 from conquiet.kit.chunks import by_number
 from conquiet.wire.address import Endpoint
+from conquiet.wire.capabilities import is_noscript
 from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
 from conquiet.wire.streams import pack
@@ -102,11 +103,6 @@ async def run_everywhere(link: Connections, calls: Sequence[tuple[str, Call]]) -
 
     await asyncio.gather(*(ask(some) for there in places.values() for some in by_number(there, _TOGETHER)))
     return replies
-
-
-def is_noscript(reply: Reply) -> bool:
-    """Whether the server refused a call because it has never seen the script."""
-    return isinstance(reply, Exception) and (type(reply).__name__ == "NoScriptError" or "NOSCRIPT" in str(reply))
 
 
 def _text(name: str) -> str:

@@ -49,6 +49,11 @@ class SharedConnection:
         return self._line is not None and self._line.is_open
 
     @property
+    def peer(self) -> object:
+        """As :attr:`Line.peer`."""
+        return None if self._line is None else self._line.peer
+
+    @property
     def is_ready(self) -> bool:
         """As :attr:`Line.is_ready`, where it is used."""
         return self._here().is_ready

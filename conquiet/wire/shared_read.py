@@ -75,7 +75,7 @@ class _Groups:
         self.forks = forks()
         self.link = link
         self.background = Background()
-        self._groups: dict[int, ReadGroup] = {}
+        self._groups: dict[int, list[ReadGroup]] = {}
         self._turns: dict[Endpoint, Turns] = {}
         if before is not None and before.forks != self.forks:
             leave_behind(before)
@@ -85,14 +85,21 @@ class _Groups:
     @property
     def is_in_use(self) -> bool:
         """Whether a read is under way."""
-        return any(group.is_running for group in self._groups.values())
+        return any(group.is_running for groups in self._groups.values() for group in groups)
 
     def of(self, stream: str) -> ReadGroup:
         """The group that ``stream`` is read in."""
         slot = key_slot(stream.encode()) if self.link.address.kind == "cluster" else 0
-        group = self._groups.get(slot)
+        groups = self._groups.setdefault(slot, [])
+        if len(groups) == 1 and groups[0].has_room:
+            return groups[0]
+        for group in groups:
+            if group.knows(stream):
+                return group
+        group = next((one for one in groups if one.has_room), None)
         if group is None:
-            group = self._groups[slot] = ReadGroup(self.link, self.background, self.turns)
+            group = ReadGroup(self.link, self.background, self.turns)
+            groups.append(group)
         return group
 
     async def turns(self, stream: str) -> Turns:

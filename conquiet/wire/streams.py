@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import hiredis
 
+from conquiet.wire.capabilities import still_there
 from conquiet.wire.parser import Reply
 
 __all__ = [
+    "MOST_ARGUMENTS",
+    "MOST_IDS",
     "Entry",
     "Pending",
     "PendingSummary",
@@ -38,6 +41,11 @@ __all__ = [
     "xread",
     "xreadgroup",
 ]
+
+MOST_ARGUMENTS: Final = 3999
+"""Of one request: some managed services refuse more."""
+MOST_IDS: Final = 2000
+"""How many IDs one ``XACK`` or ``XCLAIM`` names."""
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """An entry's ID, and its fields and values in turn."""
@@ -90,9 +98,9 @@ def xclaim(stream: str, group: str, consumer: str, min_idle_ms: int, ids: Iterab
     return pack("XCLAIM", stream, group, consumer, min_idle_ms, *ids)
 
 
-def xpending(stream: str, group: str, *, min_idle_ms: int, count: int) -> bytes:
-    """The first ``count`` pending entries that are idle for ``min_idle_ms``."""
-    return pack("XPENDING", stream, group, "IDLE", min_idle_ms, "-", "+", count)
+def xpending(stream: str, group: str, *, begin: str = "-", count: int) -> bytes:
+    """The first ``count`` pending entries from ``begin`` on."""
+    return pack("XPENDING", stream, group, begin, "+", count)
 
 
 def xpending_summary(stream: str, group: str) -> bytes:
@@ -150,7 +158,7 @@ def read_entries_of(reply: Reply) -> Sequence[Entry]:
 
 def entries_of(reply: Reply) -> list[Entry]:
     """The entries of ``XCLAIM`` or ``XRANGE``, without the holes that Redis 6.2 leaves for deleted ones."""
-    return [(entry[0], entry[1]) for entry in reply if entry is not None and entry[1] is not None]
+    return [(entry[0], entry[1]) for entry in reply if still_there(entry)]
 
 
 def pending_of(reply: Reply) -> list[Pending]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from conquiet.kit.service import Background
 from conquiet.wire.address import Address, Endpoint
 from conquiet.wire.parser import Reply
 from conquiet.wire.shared_connection import SharedConnection
@@ -17,6 +20,8 @@ from conquiet.wire.streams import pack
 __all__ = ["Topology", "topology_of"]
 
 _T = TypeVar("_T")
+_SILENCE: Final = 0.3
+"""Seconds after which the next server is asked too, while one that was asked is silent."""
 
 
 class Topology:
@@ -56,30 +61,37 @@ class _Single(Topology):
 class _Sentinels(Topology):
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._seeds = address.seeds
         self._master: Endpoint | None = None
 
     def locate(self, key: str) -> Endpoint | None:
         return self._master
 
     async def discover(self) -> None:
-        self._master = await _first_answer(self._address.seeds, self._ask)
+        guide, self._master = await _first_answer(self._seeds, self._ask)
+        self._seeds = (guide, *(seed for seed in self._seeds if seed != guide))
 
     def forget(self) -> None:
         self._master = None
 
     async def _ask(self, seed: Endpoint) -> Endpoint:
-        service = self._address.service
-        command = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-        reply = await _ask_once(lambda: self._address.sentinel(seed), command, self._address.timeout)
-        if reply is None:
-            raise RedisError(f"the Sentinel at {seed[0]}:{seed[1]} knows no service {service!r}")
-        host, port = reply
-        return host.decode(), int(port)
+        # Of redis-py: it does not believe a Sentinel that has lost sight of the master, as one that is cut off with it.
+        sentinel: Any = Sentinel([seed], sentinel_kwargs=self._address.for_sentinels())  # type: ignore[no-untyped-call]
+        try:
+            host, port = await sentinel.discover_master(self._address.service)
+        except MasterNotFoundError as error:
+            reason = str(error).partition(" : ")[2].rpartition(" - ")[2] or "it knows none, or has lost sight of it"
+            where = f"the Sentinel at {seed[0]}:{seed[1]} names no master of {self._address.service!r}"
+            raise MasterNotFoundError(f"{where}: {reason}") from error
+        finally:
+            await sentinel.aclose()
+        return str(host), int(port)
 
 
 class _Cluster(Topology):
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._guide: tuple[Endpoint, ...] = ()
         self._owners: list[tuple[int, int, Endpoint]] = []
         self._moves: dict[int, Endpoint] = {}
         self._stale = True
@@ -93,8 +105,9 @@ class _Cluster(Topology):
         return next((owner for first, last, owner in self._owners if first <= slot <= last), None)
 
     async def discover(self) -> None:
-        known = dict.fromkeys((*self._address.seeds, *(owner for _, _, owner in self._owners)))
-        self._owners = await _first_answer(tuple(known), self._ask)
+        guides = (*self._guide, *self._address.seeds, *(owner for _, _, owner in self._owners))
+        guide, self._owners = await _first_answer(tuple(dict.fromkeys(guides)), self._ask)
+        self._guide = (guide,)
         self._moves.clear()
         self._stale = False
 
@@ -128,11 +141,27 @@ async def _ask_once(dial: Callable[[], AbstractConnection], command: bytes, time
     return reply
 
 
-async def _first_answer(seeds: Sequence[Endpoint], ask: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+async def _first_answer(
+    seeds: Sequence[Endpoint], ask: Callable[[Endpoint], Coroutine[Any, Any, _T]]
+) -> tuple[Endpoint, _T]:
+    """Who answers first, and what: each is asked when the one before has failed, or is silent."""
+    asked, others = Background(), list(seeds)
+    asking: dict[asyncio.Task[_T], Endpoint] = {}
     failure: Exception | None = None
-    for seed in seeds:
-        try:
-            return await ask(seed)
-        except (RedisError, OSError) as error:
-            failure = error
+    try:
+        while others or asking:
+            if others:
+                seed = others.pop(0)
+                asking[asked.start(ask(seed), "ask-the-way")] = seed
+            done, _ = await asyncio.wait(
+                asking, timeout=_SILENCE if others else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                seed = asking.pop(task)
+                try:
+                    return seed, task.result()
+                except (RedisError, OSError) as error:
+                    failure = error
+    finally:
+        await asked.aclose()
     raise failure or RedisError("the address names no node")

@@ -207,6 +207,23 @@ async def test_a_full_buffer_leaves_lost_streams_to_others(crew: Crew) -> None:
     await eventually(lambda: len(keen.owned) == 3, "the rest")
 
 
+@pytest.mark.slow
+async def test_a_full_buffer_tells_of_expired_streams_when_there_is_room_again(crew: Crew) -> None:
+    first = await crew.join("first")
+    names = [f"s{number}" for number in range(12)]
+    for name in names:
+        await first.balancer.add_stream(name)
+    await eventually(lambda: len(first.owned) == 12, "all")
+    slow = await crew.join("slow", listen=False, event_buffer=3)
+    await crew.die(first)
+    waiting = slow.balancer._consumer.event_buffer._waiting
+    await eventually(lambda: len(waiting) > 0, "it to see that they expired")
+    await slow.looks_again()
+    assert len(waiting) == 3
+    slow.listen()
+    await eventually(lambda: sorted(slow.expired) == sorted(names), "all to be told, and each once")
+
+
 async def test_an_addition_that_was_lost_before_anybody_heard_of_it_is_not_told(crew: Crew) -> None:
     # It seldom looks for lost streams, or it could find its own before the thief has it.
     slow = await crew.join("slow", listen=False, sweep_interval=60)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conquiet import PayloadError
 from conquiet.balance import StreamAdded
 from tests.balance.crew import Crew, entry
 from tests.rigs.waiting import eventually
@@ -35,6 +36,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "info a number": (FIELD, entry("s", 1)),
     "deep": (FIELD, DEEP),
     "deep info": (FIELD, f'{{"DataStreamName": "s", "Info": {{"a": {DEEP}}}}}'),
+    "deeper than is decoded": (FIELD, f'{{"DataStreamName": "s", "Info": {{"a": {"[" * 300 + "]" * 300}}}}}'),
     "half a surrogate pair": (FIELD, '{"DataStreamName": "\\ud800", "Info": {}}'),
 }
 
@@ -61,6 +63,34 @@ async def test_many_at_once_are_all_set_aside(crew: Crew) -> None:
     await eventually(lambda: one.added + other.added == ["good"], "the good one")
     assert await crew.ask("XLEN", crew.keys.bad) == len(BAD)
     assert await crew.size() == 1
+
+
+@pytest.mark.slow
+async def test_an_entry_of_megabytes_is_not_decoded_and_its_beginning_is_set_aside(crew: Crew) -> None:
+    member = await crew.join()
+    await crew.put(FIELD, entry("large", {"a": "x" * 3_000_000}))
+    await member.balancer.add_stream("good")
+    await member.owns("good")
+    [fields] = await crew.aside()
+    assert b"longer than 1 MB" in fields["reason"]
+    assert b"large" in fields["entry"]
+    assert len(fields["entry"]) < 100_000
+
+
+async def test_brackets_in_texts_are_not_nested(crew: Crew) -> None:
+    member = await crew.join()
+    info = {"a": '[{"\\"' * 1000, "b": [[1]] * 400}
+    await member.balancer.add_stream("s", info)
+    await member.owns("s")
+    [event] = member.events
+    assert isinstance(event, StreamAdded)
+    assert event.info == info
+
+
+async def test_info_of_more_than_a_megabyte_is_refused_before_it_is_sent(crew: Crew) -> None:
+    member = await crew.join()
+    with pytest.raises(PayloadError, match="may have 1048576"):
+        await member.balancer.add_stream("s", {"a": "x" * 1_048_576})
 
 
 NOT_UTF8 = b'{"DataStreamName": "s\xff\xfe", "Info": {}}'

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conquiet import ConfigError, QueueConfig, QueueMessage
+from conquiet.queue import stale
 from tests.contracts.flavours import Flavour, Queue
 from tests.contracts.looking import Look, recorded
 
@@ -34,7 +35,7 @@ async def test_a_claim_is_a_bounded_xpending_and_an_xclaim_with_the_idle_time(
     async with recorded(url) as commands:
         await rival.claim_stale(min_idle_ms=777, count=5)
         pending, claim = await commands.of()
-    assert pending == ["XPENDING", look.stream, look.group, "IDLE", "777", "-", "+", "5"]
+    assert pending == ["XPENDING", look.stream, look.group, "-", "+", "500"]  # with IDLE, it would read the whole list
     assert claim == ["XCLAIM", look.stream, look.group, "consumer-2", "777", *ids]
 
 
@@ -170,6 +171,23 @@ async def test_a_page_of_entries_that_are_all_gone_hides_nothing_behind_it(
         claimed += await rival.claim_stale(min_idle_ms=OLD // 2)
     assert [message.id for message in claimed] == ids[10:]
     assert await look.pending_ids() == ids[10:]
+
+
+async def test_a_long_pending_list_is_searched_a_part_at_a_time(
+    queue: Queue, rival: Queue, look: Look, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """spec 1 §5.6: bounded and non-exhaustive, however long the list is; the next call goes on behind the last."""
+    monkeypatch.setattr(stale, "_PAGE", 5)
+    monkeypatch.setattr(stale, "_PAGES", 2)
+    ids = await abandoned(queue, look, 40)
+    await look.age([*ids[:3], *ids[4:39]], 0)
+    async with recorded(url) as commands:
+        found = [[message.id for message in await rival.claim_stale(min_idle_ms=OLD // 2)] for _ in range(5)]
+        asked = [words for words in await commands.of() if words[0] == "XPENDING"]
+    assert [*found[0], *(id for some in found[1:] for id in some)] == [ids[3], ids[39]]
+    assert found[0] == [ids[3]]
+    assert max(len(words) for words in asked) == 6
+    assert len(asked) <= 10
 
 
 async def test_a_deleted_entry_that_is_not_stale_stays_with_its_owner(queue: Queue, rival: Queue, look: Look) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry
+from conquiet.wire.capabilities import is_noscript
 from conquiet.wire.connections import Connections
 from conquiet.wire.parser import Reply
-from conquiet.wire.scripts import is_noscript
 
 __all__ = ["Stepped"]
 

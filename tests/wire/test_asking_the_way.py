@@ -31,7 +31,7 @@ async def guide(request: pytest.FixtureRequest, server: Server) -> AsyncIterator
         sentinels: LocalSentinels = request.getfixturevalue("sentinels")
         [(host, port)] = sentinels.seeds
         async with Proxy(f"redis://{host}:{port}") as proxy:
-            yield proxy, sentinel_url(sentinels).replace(f":{port}", f":{proxy.port}"), b"MASTER-ADDR"
+            yield proxy, sentinel_url(sentinels).replace(f":{port}", f":{proxy.port}"), b"MASTERS"
 
 
 async def test_callers_side_by_side_ask_the_way_once(guide: tuple[Proxy, str, bytes], config: QueueConfig) -> None:

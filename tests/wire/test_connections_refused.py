@@ -26,6 +26,7 @@ from tests.wire.places import (
     authority,
     authority_file,
     binary,
+    everything_works,
     locked_server,
     no_client,
     nobody_listens,
@@ -126,6 +127,27 @@ async def test_a_certificate_for_another_host_is_refused(
         url = f"{proxy.url}?ssl_ca_certs={authority_file}"
         async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
             with pytest.raises(QueueError, match=r"(?i)certificate"):
+                await queue.enqueue({"n": 1})
+        assert proxy.received == []
+
+
+async def test_a_server_that_wants_a_certificate_gets_the_clients(
+    server: Server, authority: trustme.CA, authority_file: Path, config: QueueConfig, tmp_path: Path
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    mine = authority.issue_cert("consumer-1")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    mine.private_key_pem.write_to_path(str(key))
+    mine.cert_chain_pems[0].write_to_path(str(certificate))
+    async with Proxy(server.url, secure=context) as proxy:
+        url = f"{proxy.url}?ssl_ca_certs={authority_file}"
+        await everything_works(f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}", config)
+        proxy.received.clear()
+        async with aclosing(RedisStreamsQueue.connect(url, config)) as queue:
+            with pytest.raises(QueueError):
                 await queue.enqueue({"n": 1})
         assert proxy.received == []
 

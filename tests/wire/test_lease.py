@@ -84,6 +84,26 @@ async def test_a_clock_that_steps_back_does_not_take_the_epoch_back(desk: Desk) 
     assert await desk.hold(B) == epoch + 1
 
 
+async def test_a_clock_that_steps_forward_ends_a_lease_at_once_and_fences_its_owner(desk: Desk) -> None:
+    """The owner cannot know: its own clock did not step. What it says after another took over changes nothing."""
+    before = await desk.hold(A)
+    desk.later = 86_400_000
+    after = await desk.hold(B)
+    held = await desk.fields()
+    assert after > before
+    assert await desk.renew(A, before) == 0
+    await desk.release(A, before)
+    assert await desk.fields() == held
+    desk.later = 0  # it was set right again: the new owner is the owner, and has its lease for so much longer
+    assert await desk.renew(B, after) == 1
+
+
+async def test_after_a_step_forward_the_owner_goes_on_if_nobody_took_over(desk: Desk) -> None:
+    epoch = await desk.hold(A)
+    desk.later = 86_400_000
+    assert await desk.renew(A, epoch) == 1
+
+
 # --- a server that lost its last writes ----------------------------------------------------------------------
 
 

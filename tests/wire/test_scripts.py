@@ -15,8 +15,9 @@ from redis.exceptions import ResponseError
 import conquiet
 from conquiet import QueueError
 from conquiet.wire.address import Address
+from conquiet.wire.capabilities import is_noscript
 from conquiet.wire.connections import Connections
-from conquiet.wire.scripts import Call, Script, is_noscript, run, run_many
+from conquiet.wire.scripts import Call, Script, run, run_many
 from conquiet.wire.streams import pack
 from tests.conftest import Rung
 from tests.rigs.lua_reading import ALLOWED, FRAGMENTS, KINDS, REFUSED, SCRIPTS, TEXTS, kind_of, writes_of

@@ -222,7 +222,7 @@ class RedisStore(SharesHeartbeats, Opened):
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         applied: list[bool] = []
-        for some in chunks(settlements, Settlement.size):
+        for some in chunks(settlements, Settlement.size, Settlement.words):
             reply = await self._run(queue, _SETTLE, self._clock.offset_ms, HISTORY, *settled(some))
             applied += [done == 1 for done in reply]
         return applied

@@ -28,6 +28,7 @@ from conquiet.topics.options import SubscribeOptions
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.partition import Answer, OwnedPartition, Page, Taken, send
 from conquiet.wire.address import Endpoint
+from conquiet.wire.capabilities import is_group_lost
 
 __all__ = ["Engine"]
 
@@ -367,7 +368,7 @@ class Engine:
         if isinstance(answer, Exception):
             self._torn(owned, step)
             owned.partition.refused(now)
-            if "NOGROUP" in str(answer):
+            if is_group_lost(answer):
                 self._on_no_group(owned.partition)
             else:
                 self._lines.warn(f"{owned.stream!r} at {self._instance.link.address} refused", answer)

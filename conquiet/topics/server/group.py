@@ -21,6 +21,7 @@ from conquiet.kit.chunks import by_number
 from conquiet.kit.entry_ids import BEGINNING, moment
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
+from conquiet.wire.capabilities import is_no_stream
 from conquiet.wire.groups import create_group, is_group_there
 from conquiet.wire.scripts import Script, run_everywhere
 
@@ -258,7 +259,7 @@ async def _create(instance: Instance, stream: str, group: str, start: str) -> Ex
     """Why the stream cannot have groups, if it cannot: one bad partition does not stop the others."""
     refusal = await create_group(instance.link, stream, group, start)
     if refusal is not None:
-        if not str(refusal).startswith("WRONGTYPE"):
+        if not is_no_stream(refusal):
             instance.link.refuse(stream, refusal)
         _log.error("group %r cannot be created on %r: %s", group, stream, refusal)
     return refusal

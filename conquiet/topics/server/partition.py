@@ -40,7 +40,7 @@ MOST_PARKED: Final = 500
 MOST_COPIED: Final = 100
 MOST_BYTES: Final = 1 << 20
 """What a script settles at most before others get their turn; of entries that it copies, so many bytes."""
-MOST_ACKED: Final = 5_000
+MOST_ACKED: Final = 3_500
 SUSPICIOUS: Final = 3
 """From how many crashes on an entry is handled alone."""
 
