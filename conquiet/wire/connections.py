@@ -44,6 +44,8 @@ _ASKING: Final = pack("ASKING")
 _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
 _DEMOTED: Final = "-READONLY"
 """How Redis 6.2 says, in an error of another kind, that a script wanted to write at a replica."""
+_PASSING: Final = ("BUSY", "MISCONF", "NOREPLICAS")
+"""How refusals begin that have no class of their own and are over some time: a long script, a full disk, no replica."""
 _NODE_IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDownError, MasterDownError)
 
 
@@ -53,9 +55,10 @@ def is_for_want_of_memory(error: QueueError) -> bool:
 
 
 def is_refusal(error: QueueError) -> bool:
-    """Whether a server that is there and can write has said no: then to wait for another does not help."""
+    """Whether a server has said no, and not because of a state that passes: then to wait does not help."""
     cause = error.__cause__
     passes = isinstance(cause, (*_NODE_IN_DOUBT, OutOfMemoryError, TryAgainError)) or _DEMOTED in str(cause)
+    passes = passes or str(cause).startswith(_PASSING)
     return isinstance(cause, AuthenticationError) or (isinstance(cause, ResponseError) and not passes)
 
 
