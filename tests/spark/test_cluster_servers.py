@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from conquiet.spark import TopicSink, register
 from conquiet.sync import Broker
@@ -57,7 +58,7 @@ def rows(spark: SparkSession, first: int = 0) -> DataFrame:
     )
 
 
-def copying(spark: SparkSession, home: Home, place: Path) -> DataFrame:
+def copying(spark: SparkSession, home: Home, place: Path) -> StreamingQuery:
     register(spark)
     return (
         spark.readStream.format("conquiet")
@@ -66,6 +67,7 @@ def copying(spark: SparkSession, home: Home, place: Path) -> DataFrame:
         .select("payload", "key")
         .writeStream.format("conquiet")
         .options(**home.of("out", checkpointLocation=place))
+        .start()
     )
 
 
@@ -75,7 +77,7 @@ def test_a_write_a_read_and_a_stream(spark: SparkSession, home: Home, tmp_path: 
     rows(spark).write.format("conquiet").options(**home.of("in")).mode("append").save()
     rows(spark, ROWS).foreachPartition(TopicSink(home.url, "in", namespace=home.namespace))
     assert numbers(spark, home, "in") == list(range(2 * ROWS))
-    query = copying(spark, home, tmp_path).start()
+    query = copying(spark, home, tmp_path)
     try:
         query.processAllAvailable()
         home.broker.admin.grow("in", 5)
