@@ -93,14 +93,11 @@ class _Groups:
         groups = self._groups.setdefault(slot, [])
         if len(groups) == 1 and groups[0].has_room:
             return groups[0]
-        for group in groups:
-            if group.knows(stream):
-                return group
-        group = next((one for one in groups if one.has_room), None)
-        if group is None:
-            group = ReadGroup(self.link, self.background, self.turns)
-            groups.append(group)
-        return group
+        fitting = [one for one in groups if one.knows(stream)] or [one for one in groups if one.has_room]
+        if not fitting:
+            fitting = [ReadGroup(self.link, self.background, self.turns)]
+            groups += fitting
+        return fitting[0]
 
     async def turns(self, stream: str) -> Turns:
         """The turns of the node that has ``stream`` now."""
