@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -190,13 +191,36 @@ def bench(session: nox.Session) -> None:
 
 def peers(session: nox.Session) -> str:
     """The Python of an environment with other libraries, which cannot live in one with this project."""
-    place = HERE / ".nox" / "env-peers"
+    return made(session, "env-peers", PEERS)
+
+
+def made(session: nox.Session, name: str, packages: list[str]) -> str:
+    """The Python of an environment with these packages alone."""
+    place = HERE / ".nox" / name
     python, installed = str(place / "bin" / "python"), place / "installed-for"
-    if not installed.exists() or installed.read_text() != repr(PEERS):
+    if not installed.exists() or installed.read_text() != repr(packages):
         session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(place), external=True)
-        session.run(python, "-m", "pip", "install", "--quiet", *PEERS, external=True)
-        installed.write_text(repr(PEERS))
+        session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True)
+        installed.write_text(repr(packages))
     return python
+
+
+@nox.session(venv_backend="none")
+def audit(session: nox.Session) -> None:
+    """Known holes in the packages of the development environment, where the data of pip-audit can be had."""
+    libraries = next((Environment(session).place / "lib").glob("python*")) / "site-packages"
+    python = made(session, "env-audit", ["pip-audit~=2.9"])
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.json"
+        words = ["--path", str(libraries), "--skip-editable", "--format", "json", "--output", str(report)]
+        session.run(python, "-m", "pip_audit", *words, *session.posargs, success_codes=[0, 1], external=True)
+        if not report.exists():
+            session.skip("the data of pip-audit cannot be reached from here")
+        found = [one for one in json.loads(report.read_text())["dependencies"] if one.get("vulns")]
+    if found:
+        session.error(
+            "\n".join(f"{one['name']} {one['version']}: {[hole['id'] for hole in one['vulns']]}" for one in found)
+        )
 
 
 @nox.session(venv_backend="none")

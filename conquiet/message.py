@@ -204,7 +204,10 @@ class Message:
     @property
     def timestamp(self) -> dt.datetime:
         """When it was produced, by the producer's clock; by the server's if the entry does not tell."""
-        return dt.datetime.fromtimestamp(self.timestamp_ms / 1000, dt.UTC)
+        try:
+            return dt.datetime.fromtimestamp(self.timestamp_ms / 1000, dt.UTC)
+        except (OverflowError, OSError, ValueError):  # no producer's clock
+            return dt.datetime.fromtimestamp(entry_ids.order(self.id)[0] / 1000, dt.UTC)
 
     @property
     def timestamp_ms(self) -> int:
@@ -220,13 +223,13 @@ class Message:
     def original_id(self) -> str:
         """The entry that this message was at first, ``partition/ms-seq``; itself unless it was requeued."""
         raw = self.fields.get(b"originalMessageId")
-        return raw.decode() if raw is not None else f"{self.partition}/{self.id}"
+        return raw.decode(errors="replace") if raw is not None else f"{self.partition}/{self.id}"
 
     @property
     def message_id(self) -> str | None:
         """The ID that the producer gave for de-duplication."""
         raw = self.fields.get(b"messageId")
-        return None if raw is None else raw.decode()
+        return None if raw is None else raw.decode(errors="replace")
 
     @property
     def raw(self) -> bytes:

@@ -224,6 +224,8 @@ def _from_url(url: str) -> Address:
         settings: dict[str, Any] = dict(parse_url(_for_redis_py(parsed, scheme, kind)))
     except ValueError as error:
         raise ConfigError(f"cannot read the Redis URL: {_rule_of(error)}") from None
+    if "@" in parsed.path + parsed.fragment:  # what was meant for a password would be a part of the path, and be shown
+        raise ConfigError("special characters of a Redis URL are percent-encoded: '/' of a password, '@' of a path")
     if objects := sorted(name for name in settings if name.removeprefix("sentinel_") in _OBJECTS):
         raise ConfigError(f"{objects[0]} is no text: pass Address.of(url, credential_provider=...), or a client")
     connection_class: type[AbstractConnection] = settings.get("connection_class", Connection)

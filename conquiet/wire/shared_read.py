@@ -93,11 +93,11 @@ class _Groups:
         groups = self._groups.setdefault(slot, [])
         if len(groups) == 1 and groups[0].has_room:
             return groups[0]
-        known = [group for group in groups if group.knows(stream)] or [group for group in groups if group.has_room]
-        if known:
-            return known[0]
-        groups.append(ReadGroup(self.link, self.background, self.turns))
-        return groups[-1]
+        fitting = [one for one in groups if one.knows(stream)] or [one for one in groups if one.has_room]
+        if not fitting:
+            fitting = [ReadGroup(self.link, self.background, self.turns)]
+            groups += fitting
+        return fitting[0]
 
     async def turns(self, stream: str) -> Turns:
         """The turns of the node that has ``stream`` now."""

@@ -232,8 +232,7 @@ async def test_readers_that_have_left_are_forgotten(link: Connections, stream: s
     leaving.cancel()
     await ended([leaving])
     assert link._shared._here is not None
-    groups = [group for some in link._shared._here._groups.values() for group in some]
-    assert [group._callers for group in groups] == [{}]
+    assert [group._callers for groups in link._shared._here._groups.values() for group in groups] == [{}]
 
 
 async def test_a_question_whose_asker_has_left_is_forgotten(

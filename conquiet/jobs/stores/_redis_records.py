@@ -109,7 +109,7 @@ def claimed_jobs(
     turn = iter(words)
     queue, worker, until = claim.queue, claim.worker, now + claim.ttl_ms
     for raw_id, first, counts, errors in zip(turn, turn, turn, turn, strict=True):
-        id = raw_id.decode()
+        id = raw_id.decode(errors="replace")  # whatever else wrote there
         try:
             enqueued, ready, priority, most, payload = _first(first)
             attempts, token = 1, first_token
