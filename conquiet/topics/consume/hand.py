@@ -153,14 +153,14 @@ class Hand:
         """A delivery was handled; whether that is the first that waits to be written."""
         delivery.settled = True
         settlements, id = self.settlements, delivery.id
-        is_first = not settlements
+        is_first = not settlements.acks and not settlements.failed
         settlements.leaving.add(id)
         settlements.acks.append(delivery)
         if self._held.pop(id, None) is not None:
             following = self.order.release(delivery.key)
             if following is not None:
                 self._make_ready([following])
-        if self.isolation.has_one:
+        if self.isolation.current is not None:
             self.isolation.finished(delivery)
         return is_first
 
@@ -181,7 +181,7 @@ class Hand:
         for delivery in deliveries:
             delivery.settled = True
             held.pop(delivery.id, None)
-        if self.isolation.has_one:
+        if self.isolation.current is not None:
             for delivery in deliveries:
                 self.isolation.finished(delivery)
         self.settlements.add_all(deliveries)
