@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import Context, copy_context
+from contextvars import Context
 from types import CoroutineType, coroutine
 from typing import Any, Generic, TypeVar, cast
 
@@ -44,21 +44,20 @@ class Run(Struct, Generic[_T], eq=False):
 
 
 class Call:
-    """Calls an async ``function`` on ``item`` at once, in a context of its own, up to the moment at which it waits.
+    """Calls an async ``function`` on ``item`` at once, in the context given, up to the moment at which it waits.
 
     Whatever it raises is kept as its ``error``. Most handlers never wait: then the call ``is_over`` right away.
     """
 
     __slots__ = ("_called", "_context", "_waits", "error", "is_over", "result")
 
-    def __init__(self, function: Callable[[_T], Any], item: _T) -> None:
+    def __init__(self, function: Callable[[_T], Any], item: _T, context: Context) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_over = True
         try:
             given: Any = function(item)
             called = cast("Coroutine[Any, Any, Any]", given if type(given) is CoroutineType else _awaited(given))
-            context: Context = copy_context()
             waits: Any = context.run(called.send, None)
         except StopIteration as done:
             self.result = done.value

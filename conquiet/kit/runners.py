@@ -56,8 +56,8 @@ class Finished(Protocol[_T_contra]):
 class Runners(Generic[_T]):
     """Runs a handler on items, up to ``limit`` at a time.
 
-    While the handler never really waits, one task takes one item after the other; as soon as it waits, each item has
-    a task. Each call has context variables of its own. Plain functions run in threads. A call that takes longer than
+    While the handler never really waits, one task takes one item after the other; as soon as it waits, more tasks do.
+    Each call has context variables of its own. Plain functions run in threads. A call that takes longer than
     ``timeout`` is cancelled; if that does not end it, its item goes on without it, but the call keeps its place until
     it ends; with ``to_its_end`` the item waits for that. ``finished`` hears each outcome once, ``withdrawn`` of an item
     whose thread had not begun when its call was cancelled. An item for which ``is_held`` is false is passed over.
@@ -218,15 +218,17 @@ class Runners(Generic[_T]):
 
     def _start(self, count: int) -> None:
         assert self._context is not None
-        work = self._one if self._waits else self._work
         self._tasks += count
+        loop = asyncio.get_running_loop()
         for _ in range(count):
             # Not the context of the caller, which may be that of a call that is over.
-            self._background.start(work(), self._name, self._context.copy())
+            self._background.begin(loop, self._work(), self._name, self._context.copy())
 
     async def _work(self) -> None:
-        turns, task = 0, asyncio.current_task()
+        turns, task, context = 0, asyncio.current_task(), self._context
         assert task is not None
+        assert context is not None
+        is_first = self._waits  # a call that waits costs less in this task's own context, which only the first can have
         try:
             while self._ready and self.is_open:
                 item = self._ready.popleft()
@@ -234,36 +236,20 @@ class Runners(Generic[_T]):
                     self.freed.set()
                     continue
                 started = time.perf_counter()
-                call = None if self._threads is not None else Call(self._handler, item)
-                if call is None or task.cancelling() or not self._ran(item, call, started):
-                    self._waits = call is not None and not call.is_over
-                    await self._run(Run(item, task, started), call)
-                    if self._waits:
-                        return
+                call = None if is_first or self._threads is not None else Call(self._handler, item, context.copy())
+                is_first = False
+                is_over = call is not None and not task.cancelling() and self._ran(item, call, started)
+                if not is_over and not await self._run(Run(item, task, started), call):
+                    return
                 turns += 1
                 if turns % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)
                     self._wake()  # if the next call waits, the others need not wait for it
         finally:
+            self._background.over(task)
             self._tasks -= 1
-            self._wake()
-
-    async def _one(self) -> None:
-        """Handle one item in this task and its context, which costs less than a :class:`Call` that waits."""
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            while self._ready and self.is_open:
-                item = self._ready.popleft()
-                if self._is_held(item):
-                    started = time.perf_counter()
-                    await self._run(Run(item, task, started))
-                    self._waits = time.perf_counter() - started > _SOON
-                    return
-                self.freed.set()
-        finally:
-            self._tasks -= 1
-            self._wake()
+            if self._ready:
+                self._wake()
 
     def _ran(self, item: _T, call: Call, started: float) -> bool:
         """Whether a call was over at once and well, as most are. Then its outcome is told."""
@@ -276,9 +262,10 @@ class Runners(Generic[_T]):
         self.freed.set()
         return True
 
-    async def _run(self, run: Run[_T], call: Call | None = None) -> None:
-        result, error = None, None
-        key = self._named(run.item)
+    async def _run(self, run: Run[_T], call: Call | None) -> bool:
+        """Whether the task may go on: no cancellation can be on its way to it, which another call would get."""
+        result, error, is_free = None, None, True
+        key = run.item if self._key is None else self._key(run.item)
         self._runs[key] = run
         if self._timeout is not None:
             run.timer = asyncio.get_running_loop().call_later(self._timeout, self._overtime, run)
@@ -293,6 +280,7 @@ class Runners(Generic[_T]):
                     raise  # the loop is gone, and no outcome can be heard
                 error = raised
             if error is not None or run.task.cancelling():
+                is_free = not run.task.cancelling()
                 self._end_cancellation(run, error)
             if self._to_its_end and run.thread is not None and not run.is_over:
                 await self._thread_ended(run)
@@ -301,6 +289,7 @@ class Runners(Generic[_T]):
                 raise error  # it is an outcome, and the user's wish to end the program
             if run.thread is not None and not run.thread.done():
                 await asyncio.wait([run.thread])
+            return is_free
         finally:
             if run.timer is not None:
                 run.timer.cancel()
@@ -333,8 +322,10 @@ class Runners(Generic[_T]):
                 self._left_thread(run.thread)
                 self._withdrawn(run.item)
                 return
+            seconds = time.perf_counter() - run.started
+            self._waits = seconds > _SOON
             try:
-                self._finished(run.item, result, error, time.perf_counter() - run.started)
+                self._finished(run.item, result, error, seconds)
             except Exception as mistake:
                 self._misjudged(run.item, mistake, run.started)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -30,14 +30,28 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.over: Callable[[asyncio.Task[Any]], None] = self._tasks.discard
+        """Tells that a task has ended, or ends now."""
 
     def start(
         self, work: Coroutine[Any, Any, _T], name: str, context: contextvars.Context | None = None
     ) -> asyncio.Task[_T]:
         """Run ``work`` beside the caller, on the running loop, in a copy of the caller's context if none is given."""
-        task = asyncio.get_running_loop().create_task(work, name=f"conquiet-{name}", context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self.begin(asyncio.get_running_loop(), work, name, context)
+        task.add_done_callback(self.over)
+        return task
+
+    def begin(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, _T],
+        name: str,
+        context: contextvars.Context | None,
+    ) -> asyncio.Task[_T]:
+        """As :meth:`start`, for work that calls ``over`` as its last step: cheaper than a callback of the loop."""
+        task = loop.create_task(work, name=f"conquiet-{name}", context=context)
+        if not task.done():  # as a loop may have it whose tasks begin at once
+            self._tasks.add(task)
         return task
 
     async def aclose(self) -> None:

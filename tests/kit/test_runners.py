@@ -347,6 +347,40 @@ async def test_a_loop_that_cancels_all_its_tasks_says_nothing_of_the_item() -> N
         await eventually(lambda: here.runners.busy == 1, "it goes on")
 
 
+async def test_a_call_that_cancels_its_own_task_does_not_cancel_the_next() -> None:
+    async def handler(number: int) -> None:
+        if number == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        else:
+            await turns(2)
+
+    async with office(handler) as here:
+        here.runners.begin([1, 2, 3])
+        await here.heard(3)
+        assert [error for _, error in here.outcomes.values()] == [None, None, None]
+
+
+async def test_a_call_that_waits_sees_no_variable_of_the_one_before_it_in_its_task() -> None:
+    told = contextvars.ContextVar("told", default=0)
+    seen: dict[int, tuple[int, asyncio.Task[Any] | None]] = {}
+
+    async def handler(number: int) -> None:
+        seen[number] = told.get(), asyncio.current_task()
+        told.set(number)
+        await asyncio.sleep(0.001)
+        assert told.get() == number
+
+    async with office(handler, limit=1) as here:
+        here.runners.begin([1])  # from now on it is known to wait
+        await here.heard(1)
+        here.runners.begin(range(2, 7))
+        await here.heard(6)
+    assert [found for found, _ in seen.values()] == [0] * 6
+    assert len({task for _, task in seen.values()}) < 6, "some had a task in common"
+
+
 def test_a_loop_that_is_gone_tells_nobody_anything() -> None:
     heard = list[int]()
 
@@ -362,7 +396,7 @@ def test_a_loop_that_is_gone_tells_nobody_anything() -> None:
         made.append(Office(handler))
         made[0].runners.begin([1])
         await eventually(lambda: made[0].runners.busy == 1, "it runs")
-        for task in made[0].runners._background._tasks:
+        for task in list(made[0].runners._background._tasks):  # each leaves the set when it is over
             task.get_coro().close()
 
     asyncio.run(begin())

@@ -173,10 +173,10 @@ class Consumer:
         self.turns += 1
         start = self.turns % len(hungry) if hungry else 0
         hungry = hungry[start:] + hungry[:start]
-        room, spare = shared_out(free, self.parts, hungry, options.max_inflight, options.batch_size)
+        room, spare = shared_out(free, self.parts, hungry, options)
         found: list[tuple[Partition, Request]] = []
         for part in self.parts:
-            is_alone = not any(other.hand.isolation.has_one for other in self.parts)
+            is_alone = all(other.hand.isolation.current is None for other in self.parts)
             found.append((part, part.wants(now, room.get(part, 0), spare, may_isolate=is_alone)))
         return found
 

@@ -56,6 +56,21 @@ def _verdict(message: Message) -> BaseException | None:
 
 
 @pytest.mark.any_server
+async def test_a_batch_handler_may_empty_its_list(broker: Broker) -> None:
+    got: list[Any] = []
+
+    async def handle(batch: list[Message]) -> None:
+        while batch:
+            got.append(batch.pop(0).payload)
+
+    await broker.send_batch("orders", numbered(30, partition=1))
+    options = impatient(batch_handler=True, batch_size=10, drain_timeout=0.1)
+    async with broker.subscribe("orders", group="g", handler=handle, options=options):
+        await finished(broker, "orders", "g")
+    assert got == list(range(30))
+
+
+@pytest.mark.any_server
 async def test_a_batch_handler_that_returns_nothing_has_handled_all(broker: Broker) -> None:
     got: list[Any] = []
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from conquiet import Broker, Message, Subscription
+from conquiet import Broker, Message, Outgoing, Subscription
 from conquiet.kit.clock import ManualClock
 from conquiet.wire.keys import Keys
 from conquiet.wire.scripts import Script
@@ -99,6 +99,22 @@ async def test_a_large_message_is_sent_once(broker: Broker, proxy: Scales, url: 
             await broker.send("orders", "x" * size)
             await seen.saw(number + 1)
         assert proxy.answered - before < 1.5 * count * size
+
+
+async def test_a_wait_for_news_of_many_partitions_brings_each_large_message_once(
+    broker: Broker, proxy: Scales, url: str
+) -> None:
+    partitions, size = 4, 1 << 20
+    await broker.create_topic("orders", partitions=partitions)
+    seen = Recorder()
+    async with broker.subscribe("orders", group="g", handler=seen, options=quiet()):
+        await blocked(url)
+        before = proxy.answered
+        for number in range(3):
+            await blocked(url)
+            await broker.send_batch("orders", [Outgoing("x" * size, partition=index) for index in range(partitions)])
+            await seen.saw((number + 1) * partitions)
+        assert proxy.answered - before < 3 * partitions * size * 1.05
 
 
 async def test_connections_do_not_grow_with_the_topics_of_a_subscription(

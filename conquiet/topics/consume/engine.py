@@ -323,14 +323,14 @@ class Engine:
                 if now >= max(owned.partition.asked_at, node.news.heard_at) + _COLD_POLL:
                     owned.partition.news()
             hungry = [owned.partition for owned in mine if owned.partition.is_hungry(now)]
-        options, everything = self._options, [owned.partition for owned in self.partitions.values()]
-        room, spare = shared_out(free, everything, node.in_turn(hungry), options.max_inflight, options.batch_size)
-        is_alone = not any(owned.hand.isolation.has_one for owned in self.partitions.values())
+        everything = [owned.partition for owned in self.partitions.values()]
+        room, spare = shared_out(free, everything, node.in_turn(hungry), self._options)
+        is_alone = all(owned.hand.isolation.current is None for owned in self.partitions.values())
         plan: _Plan = []
         node.begin(now + self._options.poll_timeout)
         for owned in mine:
             request = owned.partition.wants(now, room.get(owned.partition, 0), spare, may_isolate=is_alone)
-            is_alone = is_alone and not owned.hand.isolation.has_one
+            is_alone = is_alone and owned.hand.isolation.current is None
             self._hand_out([owned])
             plan += [(owned, step) for step in request.steps]
             if not request.steps:

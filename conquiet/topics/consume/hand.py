@@ -99,7 +99,7 @@ class Hand:
             return
         self._held[delivery.id] = delivery
         if self.order.admit_due(delivery, parked):
-            self._make_ready([delivery])
+            self._make_ready(delivery)
 
     def admit_parked(self, delivery: Delivery) -> None:
         """One was found that waits for its next attempt."""
@@ -153,14 +153,12 @@ class Hand:
         """A delivery was handled; whether that is the first that waits to be written."""
         delivery.settled = True
         settlements, id = self.settlements, delivery.id
-        is_first = not settlements
+        is_first = not settlements.acks and not settlements.failed
         settlements.leaving.add(id)
         settlements.acks.append(delivery)
         if self._held.pop(id, None) is not None:
-            following = self.order.release(delivery.key)
-            if following is not None:
-                self._make_ready([following])
-        if self.isolation.has_one:
+            self._make_ready(self.order.release(delivery.key))
+        if self.isolation.current is not None:
             self.isolation.finished(delivery)
         return is_first
 
@@ -181,7 +179,7 @@ class Hand:
         for delivery in deliveries:
             delivery.settled = True
             held.pop(delivery.id, None)
-        if self.isolation.has_one:
+        if self.isolation.current is not None:
             for delivery in deliveries:
                 self.isolation.finished(delivery)
         self.settlements.add_all(deliveries)
@@ -193,11 +191,9 @@ class Hand:
             return
         if isinstance(outcome, Park):
             parked = self.parked[delivery.id] = Parked.of(delivery)
-            following = self.order.park(parked)
+            self._make_ready(self.order.park(parked))
         else:
-            following = self.order.release(delivery.key)
-        if following is not None:
-            self._make_ready([following])
+            self._make_ready(self.order.release(delivery.key))
 
     def mark_noted(self) -> None:
         """The server has noted a suspect: it may begin."""
@@ -206,17 +202,16 @@ class Hand:
             self._ready.append(suspect)
             self.has_ready = True
 
-    def _make_ready(self, deliveries: Sequence[Delivery]) -> None:
-        self._ready += [delivery for delivery in deliveries if not self.isolation.admit(delivery)]
-        self.has_ready = bool(self._ready)
+    def _make_ready(self, delivery: Delivery | None) -> None:
+        if delivery is not None and not self.isolation.admit(delivery):
+            self._ready.append(delivery)
+            self.has_ready = True
 
     # --- going --------------------------------------------------------------------------------------------------
 
     def forget_parked(self, id: str) -> None:
         """One that is parked will never fall due."""
-        following = self.order.forget_parked(self.parked.pop(id))
-        if following is not None:
-            self._make_ready([following])
+        self._make_ready(self.order.forget_parked(self.parked.pop(id)))
 
     def shed(self, count: int) -> list[Delivery]:
         """Let go of up to so many that wait behind a key, the newest first. Those."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from conquiet.errors import ConfigError
@@ -45,24 +44,22 @@ class Handling:
         # The clock's own, if that is the time as it is: this is asked for each message.
         self._now = time.monotonic if type(clock).monotonic is Clock.monotonic else clock.monotonic
         self._engine = engine
+        self._size = options.batch_size if options.batch_handler else 0
+        self._waiting: dict[Owned, list[Delivery]] = {}
+        """What waits for a batch handler."""
+        self._batches: dict[Owned, list[Delivery]] = {}
+        """What it has, or is about to get: at most one batch a partition."""
         function = cast("Callable[..., Any]", handler)
-        self._batches = _Batches(options.batch_size) if options.batch_handler else None
-        self._runners: runners.Runners[Any]
-        if self._batches is None:
-            self._runners = self._of(
-                runners.Handler[Delivery](function, "message"), options, self._may_begin, engine.finished
-            )
+        if self._size:  # a list of its own: the handler may do with it as it likes
+            called = runners.Handler[Any](function, "messages", spread=lambda owner: ([*self._batches[owner]],))
         else:
-            called = runners.Handler[_Batch](function, "messages", spread=lambda batch: (batch.deliveries,))
-            self._runners = self._of(called, options, self._begins, self._finished)
-
-    def _of(self, handler: Any, options: SubscribeOptions, is_held: Any, finished: Any) -> runners.Runners[Any]:
-        return runners.Runners(
-            handler,
+            called = runners.Handler[Any](function, "message")
+        self._runners: runners.Runners[Any] = runners.Runners(
+            called,
             limit=options.max_inflight,
-            finished=finished,
+            finished=self._batch_finished if self._size else engine.finished,
             withdrawn=lambda item: self._runners.begin([item]),
-            is_held=is_held,
+            is_held=self._may_begin_batch if self._size else self._may_begin,
             stopped=asyncio.CancelledError,
             timeout=options.handler_timeout,
             to_its_end=True,
@@ -85,11 +82,16 @@ class Handling:
     @property
     def in_threads(self) -> set[Owned]:
         """The partitions of which a handler runs in a thread, which nothing can end."""
-        return {item.owner for item in self._runners.in_threads}
+        return {item if self._size else item.owner for item in self._runners.in_threads}
 
     def begin(self, owner: Owned, deliveries: Iterable[Delivery]) -> None:
         """Handle these of one partition as soon as possible."""
-        self._runners.begin(deliveries if self._batches is None else self._batches.add(owner, deliveries))
+        if not self._size:
+            self._runners.begin(deliveries)
+            return
+        self._waiting.setdefault(owner, []).extend(deliveries)
+        if owner not in self._batches:
+            self._next_batch(owner)
 
     def wake(self) -> None:
         """Look again: it may have been opened."""
@@ -104,66 +106,32 @@ class Handling:
 
     # --- batches ------------------------------------------------------------------------------------------------
 
-    def _begins(self, batch: _Batch) -> bool:
-        """Whether anything of a batch may begin; what came meanwhile goes along."""
-        assert self._batches is not None
-        now, owner = self._now(), batch.owner
-        batch.deliveries = owner.hand.begin_all(self._batches.fill(owner), now)
-        if not batch.deliveries:
-            self._runners.begin(self._batches.free(owner))
-        return bool(batch.deliveries)
+    def _next_batch(self, owner: Owned) -> None:
+        self._batches.pop(owner, None)
+        if owner in self._waiting:
+            self._batches[owner] = []
+            self._runners.begin([owner])
 
-    def _finished(self, batch: _Batch, result: Any, error: BaseException | None, seconds: float) -> None:
-        assert self._batches is not None
-        deliveries, each = batch.deliveries, seconds / len(batch.deliveries)
-        if error is None and result is None:
-            self._engine.finished_all(deliveries, each)
-        else:
-            errors = [error] * len(deliveries) if error is not None else _outcomes(result, len(deliveries))
-            for delivery, one in zip(deliveries, errors, strict=True):
-                self._engine.finished(delivery, None, one, each)
-        if following := self._batches.free(batch.owner):
-            self._runners.begin(following)
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """Deliveries of one partition, for one call."""
-
-    owner: Owned
-    deliveries: list[Delivery]
-
-
-class _Batches:
-    """What waits for a batch handler: at most one batch a partition is out."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._ready: dict[Owned, list[Delivery]] = {}
-        self._busy: set[Owned] = set()
-
-    def add(self, owner: Owned, deliveries: Iterable[Delivery]) -> list[_Batch]:
-        """The batches that may begin now."""
-        self._ready.setdefault(owner, []).extend(deliveries)
-        return self._next(owner)
-
-    def free(self, owner: Owned) -> list[_Batch]:
-        """A batch of a partition is over: the next, if there is one."""
-        self._busy.discard(owner)
-        return self._next(owner)
-
-    def fill(self, owner: Owned) -> list[Delivery]:
-        """What is ready of a partition, as much as a batch may have."""
-        ready = self._ready.pop(owner, [])
+    def _may_begin_batch(self, owner: Owned) -> bool:
+        """Whether anything of a partition may begin; what came meanwhile goes along."""
+        ready = self._batches[owner] + self._waiting.pop(owner, [])  # it has some if its thread did not begin
         if len(ready) > self._size:
-            self._ready[owner] = ready[self._size :]
-        return ready[: self._size]
+            self._waiting[owner] = ready[self._size :]
+        batch = self._batches[owner] = owner.hand.begin_all(ready[: self._size], self._now())
+        if not batch:
+            self._next_batch(owner)
+        return bool(batch)
 
-    def _next(self, owner: Owned) -> list[_Batch]:
-        if owner in self._busy or owner not in self._ready:
-            return []
-        self._busy.add(owner)
-        return [_Batch(owner, [])]
+    def _batch_finished(self, owner: Owned, result: Any, error: BaseException | None, seconds: float) -> None:
+        batch = self._batches[owner]
+        each = seconds / len(batch)
+        if error is None and result is None:
+            self._engine.finished_all(batch, each)
+        else:
+            errors = [error] * len(batch) if error is not None else _outcomes(result, len(batch))
+            for delivery, one in zip(batch, errors, strict=True):
+                self._engine.finished(delivery, None, one, each)
+        self._next_batch(owner)
 
 
 def _outcomes(result: Any, count: int) -> Sequence[BaseException | None]:

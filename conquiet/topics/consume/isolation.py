@@ -18,7 +18,8 @@ class Isolation:
     def __init__(self) -> None:
         self._waiting: deque[Delivery] = deque()
         self._names: set[str] = set()
-        self._current: Delivery | None = None
+        self.current: Delivery | None = None
+        """The suspect that is being handled, or about to be."""
         self._is_noted = False
         """Whether the lease may name a suspect."""
         self._is_asking = False
@@ -26,17 +27,12 @@ class Isolation:
     @property
     def is_active(self) -> bool:
         """Whether nothing but suspects may be handled."""
-        return self._current is not None or bool(self._waiting)
+        return self.current is not None or bool(self._waiting)
 
     @property
     def is_wanting(self) -> bool:
         """Whether :meth:`wants` may have something to note."""
         return self._is_noted or bool(self._waiting)
-
-    @property
-    def has_one(self) -> bool:
-        """Whether a suspect is being handled, or about to be."""
-        return self._current is not None
 
     @property
     def waiting(self) -> int:
@@ -56,40 +52,40 @@ class Isolation:
 
     def wants(self, *, may_begin: bool) -> str | None:
         """What is to be noted in the lease: the next suspect, ``""`` if none is left, ``None`` for nothing."""
-        if self._is_asking or self._current is not None:
+        if self._is_asking or self.current is not None:
             return None
         if self._waiting:
             if not may_begin:
                 return None
-            self._current = self._waiting.popleft()
+            self.current = self._waiting.popleft()
         elif not self._is_noted:
             return None
         self._is_asking = True
-        return "" if self._current is None else self._current.id
+        return "" if self.current is None else self.current.id
 
     def noted(self) -> Delivery | None:
         """The server has noted it: the suspect that may begin now, if there is one."""
         self._is_asking = False
-        self._is_noted = self._current is not None
-        return self._current
+        self._is_noted = self.current is not None
+        return self.current
 
     def torn(self) -> None:
         """Whether the server has noted it is not known: ask again."""
         self._is_asking = False
         self._is_noted = True
-        if self._current is not None:
-            self._waiting.appendleft(self._current)
-            self._current = None
+        if self.current is not None:
+            self._waiting.appendleft(self.current)
+            self.current = None
 
     def finished(self, delivery: Delivery) -> None:
         """A delivery was handled."""
-        if delivery is self._current:
-            self._current = None
+        if delivery is self.current:
+            self.current = None
             self._names.discard(delivery.id)
 
     def forget_waiting(self) -> None:
         """Forget all but the one that has begun."""
         self._waiting.clear()
         self._names.clear()
-        if self._current is not None and self._current.begun is None:
-            self._current = None
+        if self.current is not None and self.current.begun is None:
+            self.current = None

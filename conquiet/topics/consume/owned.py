@@ -127,7 +127,7 @@ class Owned:
     def finished(self, delivery: Delivery, error: BaseException | None, seconds: float) -> bool:
         """A delivery was handled, or failed with ``error``; whether that is the first that waits to be written."""
         partition = self.partition
-        if error is None and not partition.is_lost:
+        if error is None and not partition.lease.lost:
             self.durations.append(seconds)
             return self.hand.handled(delivery)
         options = self._options

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from conquiet.topics.consume.partition import Partition
+from conquiet.topics.options import SubscribeOptions
 
 __all__ = ["shared_out"]
 
@@ -14,23 +15,25 @@ _SHARE: Final = 32
 
 
 def shared_out(
-    free: int, owned: Sequence[Partition], hungry: Sequence[Partition], limit: int, batch: int
+    free: int, owned: Sequence[Partition], hungry: Sequence[Partition], options: SubscribeOptions
 ) -> tuple[dict[Partition, int], int]:
     """How much room each of the ``hungry`` partitions has, and how much one more of those ``owned`` could have.
 
     Room for them is made, where it is needed, at partitions that have more than their share.
     """
+    limit = options.max_inflight
     if hungry and len(owned) > 1 and any(part.blocked for part in owned):
-        free = _reclaimed(free, owned, hungry, limit, batch)
-    room = dict(zip(hungry, _shares(free, len(hungry), batch), strict=True)) if hungry else {}
+        free = _reclaimed(free, owned, hungry, limit, options.batch_size)
+    room = dict(zip(hungry, _shares(free, len(hungry), options), strict=False))
     return room, max(free, 0) or _reclaimable(owned, limit)
 
 
-def _shares(free: int, hungry: int, batch: int) -> list[int]:
-    """How many deliveries each of so many partitions that want some, in turn, may take of ``free`` places."""
-    asked = max(1, min(hungry, free // min(_SHARE, batch)))
-    share = min(batch, max(free // asked, 0))
-    return [share] * asked + [0] * (hungry - asked)
+def _shares(free: int, hungry: int, options: SubscribeOptions) -> list[int]:
+    """How many deliveries the first of so many partitions may take of ``free`` places; the others have to wait."""
+    # The larger a batch is, the less it costs; but some partitions are handled at the same time.
+    least = max(_SHARE, options.max_inflight // 4) if options.batch_handler else _SHARE
+    asked = max(1, min(hungry, free // min(least, options.batch_size)))
+    return [min(options.batch_size, max(free // asked, 0))] * asked
 
 
 def _reclaimable(owned: Collection[Partition], limit: int) -> int:
