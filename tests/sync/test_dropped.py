@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -89,16 +88,3 @@ def test_what_it_gave_away_keeps_it(url: str, eye: Eye) -> None:
         assert [family.name for family in collector.collect()]
     finally:
         collector.close()
-
-
-def test_a_forked_child_leaves_it_to_its_parent(url: str, eye: Eye) -> None:
-    name, url = named(url)
-    broker = used_broker(url, name)
-    [before] = eye.clients(name)
-    child = os.fork()
-    if child == 0:
-        del broker
-        os._exit(0)
-    os.waitpid(child, 0)
-    broker.send("orders", 2)
-    assert list(eye.clients(name)) == [before]
