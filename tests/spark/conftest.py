@@ -49,8 +49,9 @@ class Home:
     namespace: str
     options: dict[str, str] = field(default_factory=dict)
 
-    def of(self, topic: str, **more: object) -> dict[str, str]:
-        return {**self.options, "topic": topic, **{name: str(value) for name, value in more.items()}}
+    def of(self, topic: str, /, **more: object) -> dict[str, str]:
+        given = {**self.options, "topic": topic, **more}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 @pytest.fixture
