@@ -31,7 +31,7 @@ _Texts: TypeAlias = Iterable[str | bytes]
 _Column: TypeAlias = Iterable[str | None] | None
 _Made: TypeAlias = tuple[str | bytes, str | None, str | None, str | None]
 """A row's payload, key, headers and ID."""
-_ESCAPED: Final = r'["\\\x00-\x1f]'
+_ESCAPED: Final = b'"\\' + bytes(range(32))
 """What stands in JSON otherwise than in a text."""
 _PAGE: Final = 1_000
 """Rows that are turned into bytes at a time."""
@@ -196,13 +196,18 @@ def _headers(column: Any) -> tuple[list[str | None] | None, bool]:
     names, texts = column.keys, column.items
     if names.null_count or texts.null_count:
         return None, False
-    if any(pc.any(pc.match_substring_regex(words, _ESCAPED)).as_py() for words in (names, texts)):
+    if any(_has_escapes(words.buffers()[2]) for words in (names, texts)):
         return header_texts([None if value is None else dict(value) for value in column.to_pylist()]), True
     pairs = pc.binary_join_element_wise('"', names, '":"', texts, '"', "")
     lists = pa.ListArray.from_arrays(column.offsets, pairs)
     objects = pc.binary_join_element_wise("{", pc.binary_join(lists, ","), "}", "")
     is_empty = pc.equal(pc.list_value_length(lists), 0)
     return pc.if_else(is_empty, pa.scalar(None, pa.string()), objects).to_pylist(), True
+
+
+def _has_escapes(texts: Any) -> bool:
+    """Whether a buffer of texts has something that JSON writes otherwise."""
+    return texts is not None and len(bytes(texts).translate(None, _ESCAPED)) < texts.size
 
 
 def _texts(column: Any) -> list[str | None]:

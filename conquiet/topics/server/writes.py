@@ -136,8 +136,17 @@ class Chunk:
 
     def packed(self) -> tuple[bytes, bytes]:
         """The values as one, in MessagePack, and a digest, which is the same for the same rows only."""
-        packed = _pack(self.values)
+        packed = _pack([_as_text(one) for one in self.values] if isinstance(self.values[0], bytes) else self.values)
         return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
+
+
+def _as_text(value: str | bytes) -> str | msgspec.Raw:
+    """Bytes under the head of a text: MessagePack in Redis knows no bytes, and takes any for a text."""
+    if isinstance(value, str):
+        return value
+    size = len(value)
+    head = b"\xda" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xdb" + size.to_bytes(4, "big")
+    return msgspec.Raw(head + value)
 
 
 def append_rows(instance: Instance, topic: Topic, write: Write, part: int, chunk: Chunk) -> Call:
