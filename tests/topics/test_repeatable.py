@@ -242,6 +242,20 @@ async def test_an_older_batch_goes_on_if_rows_may_be_there_twice(stage: Stage, c
         await begin(stage.instance, topic, replace(late, by_id=True))
 
 
+@pytest.mark.parametrize("size", [0, 31, 32, 300, 70_000])
+async def test_payloads_of_bytes_are_written_as_they_are(stage: Stage, size: int) -> None:
+    topic = await stage.topic()
+    payload = bytes(n % 256 for n in range(size))
+    made = Chunk(0, 0)
+    for key in ("a", "b"):
+        made.kinds.append(49)
+        made.values += [payload, key]
+    assert await append(stage.instance, topic, ONCE, [made]) == Appended(2)
+    stream = stage.stream(topic, 0)
+    found = await stage.call(stream, "XRANGE", stream, "-", "+")
+    assert [(fields[1], fields[5]) for _, fields in found] == [(payload, b"a"), (payload, b"b")]
+
+
 async def test_what_a_batch_has_written_is_told_once_it_is_finished(stage: Stage) -> None:
     topic = await stage.topic()
     assert await outcome(stage.instance, topic, ONCE) is None
