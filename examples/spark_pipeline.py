@@ -35,7 +35,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conquiet import Broker, EmbeddedRedis, SubscribeOptions
-from conquiet.spark import TopicSink, register
+from conquiet.spark import TopicSink, parsed, register
 
 SHOPS = ["Lyon", "Oslo", "Porto"]
 FIRST_DAY = datetime(2030, 1, 1, tzinfo=UTC)
@@ -136,10 +136,9 @@ def add_up(spark: SparkSession, url: str, place: str) -> StreamingQuery:
     A DECIMAL adds up exactly; and cents are integers, which everybody who reads JSON keeps exactly. A shuffle may bring
     the rows of a repeated batch in another order, so they are known by IDs.
     """
+    orders = spark.readStream.format("conquiet").options(url=url, subscribe="orders", maxOffsetsPerTrigger=ORDERS // 8)
     totals = (
-        spark.readStream.format("conquiet")
-        .options(url=url, topic="orders", schema=ORDER, maxRowsPerBatch=ORDERS // 8)
-        .load()
+        parsed(orders.load(), ORDER)
         .select("payload.*")
         .withWatermark("at", "1 day")
         .groupBy("shop", F.window("at", "6 hours"))
@@ -164,9 +163,10 @@ def add_up(spark: SparkSession, url: str, place: str) -> StreamingQuery:
 
 def keep(spark: SparkSession, url: str, place: str) -> StreamingQuery:
     """The totals as Parquet."""
-    totals = spark.readStream.format("conquiet").options(url=url, topic="totals", schema=TOTAL).load()
+    totals = spark.readStream.format("conquiet").options(url=url, subscribe="totals").load()
     return (
-        totals.select("payload.*")
+        parsed(totals, TOTAL)
+        .select("payload.*")
         .writeStream.format("parquet")
         .option("checkpointLocation", f"{place}/checkpoint-parquet")
         .trigger(processingTime="200 milliseconds")
