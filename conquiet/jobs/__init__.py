@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from conquiet.jobs.job import Attempt, Job, JobState
-from conquiet.jobs.queue import JobQueue, JobSpec
+from conquiet.jobs.queue import JobQueue
+from conquiet.jobs.spec import JobSpec
 from conquiet.jobs.store import JobPage, JobRetention, JobStore, Keep
 from conquiet.jobs.stores.memory import MemoryStore
 from conquiet.jobs.stores.postgres import PostgresStore

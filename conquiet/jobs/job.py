@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -77,13 +77,24 @@ TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingPr
 
 
 class NewJob(Struct, frozen=True, gc=False):
-    """A job that is about to be added; ``payload`` is JSON, ``delay_ms`` is how long it is not to be claimed."""
+    """A job that is about to be added; ``payload`` is JSON, ``headers`` too, if there are any.
+
+    It is not to be claimed for ``delay_ms``; or, if there is an ``at_ms``, not before that moment of the store's time.
+    """
 
     id: str
     payload: bytes
     priority: int = 0
     delay_ms: int = 0
     max_retries: int | None = None
+    at_ms: int | None = None
+    task: str | None = None
+    key: str | None = None
+    headers: bytes = b""
+
+    def size(self) -> int:
+        """About how many bytes it is on its way to a store."""
+        return len(self.payload) + len(self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,12 @@ class Job(Struct, frozen=True, kw_only=True):
     raw: bytes
     """The payload as JSON."""
     state: JobState = JobState.READY
+    task: str | None = None
+    """What is to be done with it, by name; conquiet itself makes no use of it but to filter."""
+    key: str | None = None
+    """On whose behalf it is: a tenant, a user, a domain."""
+    raw_headers: bytes = b""
+    """The headers as JSON; empty if there are none."""
     priority: int = 0
     """Larger is sooner."""
     attempts: int = 0
@@ -171,6 +188,11 @@ class Job(Struct, frozen=True, kw_only=True):
     def payload(self) -> Any:
         """What was enqueued."""
         return codec.decode(self.raw)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What was enqueued beside the payload: trace contexts and the like."""
+        return cast("dict[str, str]", codec.decode(self.raw_headers)) if self.raw_headers else {}
 
     @property
     def result(self) -> Any:

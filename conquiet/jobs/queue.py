@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Unpack, cast
+from typing import Any, Final, Unpack
 
 import anyio
 from msgspec import structs
@@ -19,6 +19,8 @@ from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import JobQueueKeywords, JobQueueOptions
 from conquiet.jobs.policy import MOST_DELAY
 from conquiet.jobs.settling import written_before
+from conquiet.jobs.spec import JobSpec, checked, encoded, is_nothing
+from conquiet.jobs.spec import job_id as _job_id
 from conquiet.jobs.store import Claimed, JobPage, JobStore
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import process_name, sortable, sortables
@@ -28,26 +30,13 @@ from conquiet.kit.recent import Recent
 from conquiet.kit.service import Background
 from conquiet.metrics import JobsCollector
 
-__all__ = ["JobQueue", "JobSpec"]
+__all__ = ["JobQueue"]
 
 _log = logging.getLogger("conquiet.jobs")
 _MOMENT: Final = 1.0
 """Seconds for which a claim that was cancelled waits for its answer, to give back what it got."""
-_LONGEST_ID: Final = 200
 _MOST_DOUBTFUL: Final = 10_000
 """Of how many settlements it is remembered that the store did not answer."""
-_PRIORITIES: Final = range(-(2**31), 2**31)
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """A job to be enqueued, for :meth:`JobQueue.enqueue_many`; the names are those of ``enqueue``."""
-
-    payload: Any
-    job_id: str | None = None
-    priority: int = 0
-    delay: float = 0.0
-    max_retries: int | None = None
 
 
 class JobQueue:
@@ -110,19 +99,27 @@ class JobQueue:
         priority: int = 0,
         delay: float = 0.0,
         max_retries: int | None = None,
+        at: dt.datetime | None = None,
+        task: str | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
         connection: Any = None,
     ) -> str:
         """Add a job; its ID. Once this returns, the job is as durable as its store.
 
         ``payload`` is any JSON value. With an ID of one's own, a second call raises ``DuplicateJobError`` and adds
         nothing, also after the job has finished. A larger ``priority`` is claimed sooner; no worker can claim it before
-        ``delay`` seconds have passed. ``max_retries`` overrides the policy's. ``connection`` is an open connection to
-        the database of a ``PostgresStore``: the job is part of that connection's transaction.
+        ``delay`` seconds have passed, or before the moment ``at``, which has a time zone, by the store's clock.
+        ``max_retries`` overrides the policy's. ``task`` (what is to be done), ``key`` (for whom) and ``headers``
+        (strings by name) are kept with the job. ``connection`` is an open connection to the database of a
+        ``PostgresStore``: the job is part of that connection's transaction.
         """
-        if job_id is None and max_retries is None and _is_nothing(priority) and _is_nothing(delay):
-            new = NewJob(sortable(), _encoded(payload))
+        is_plain = job_id is None and max_retries is None and is_nothing(priority) and is_nothing(delay)
+        if is_plain and at is None and task is None and key is None and headers is None:
+            new = NewJob(sortable(), encoded(payload))
         else:
-            new = _checked(JobSpec(payload, job_id, priority, delay, max_retries), sortable())
+            spec = JobSpec(payload, job_id, priority, delay, max_retries, at, task, key, headers)
+            new = checked(spec, sortable())
         await self._store.add(self._name, [new], connection)
         self._metrics.enqueued(1)
         return new.id
@@ -135,12 +132,12 @@ class JobQueue:
         """
         given = list(jobs)
         new = [
-            _checked(job, id) if isinstance(job, JobSpec) else NewJob(id, _encoded(job))
+            checked(job, id) if isinstance(job, JobSpec) else NewJob(id, encoded(job))
             for job, id in zip(given, sortables(len(given)), strict=True)
         ]
         ids = [job.id for job in new]
         done = 0
-        for chunk in chunks(new, _size):
+        for chunk in chunks(new, NewJob.size):
             try:
                 await self._store.add(self._name, chunk, connection)
             except DuplicateJobError as error:
@@ -323,38 +320,6 @@ class JobQueue:
         if job is None:
             raise UnknownJobError(f"queue {self._name!r} has no job with the ID {job_id!r}")
         return job
-
-
-def _is_nothing(number: object) -> bool:
-    """Whether it is the number 0, which needs no further check."""
-    return not number and type(number) in (int, float)
-
-
-def _size(job: NewJob) -> int:
-    return len(job.payload)
-
-
-def _encoded(payload: Any) -> bytes:
-    is_object = type(payload) is dict
-    return codec.encode_object(cast("object", payload)) if is_object else codec.encode(payload)
-
-
-def _checked(spec: JobSpec, new_id: str) -> NewJob:
-    id = new_id if spec.job_id is None else _job_id(spec.job_id)
-    if isinstance(spec.priority, bool) or not isinstance(spec.priority, int) or spec.priority not in _PRIORITIES:
-        raise ConfigError(f"priority must be an integer of 32 bits, not {spec.priority!r}")
-    if rules.number("delay", spec.delay, least=0) > MOST_DELAY:
-        raise ConfigError(f"delay must be at most ten years, not {spec.delay!r} seconds")
-    if spec.max_retries is not None:
-        rules.integer("max_retries", spec.max_retries, least=0)
-    return NewJob(id, _encoded(spec.payload), spec.priority, round(spec.delay * 1000), spec.max_retries)
-
-
-def _job_id(value: object) -> str:
-    id = rules.text("job_id", value)
-    if len(id) > _LONGEST_ID or "\0" in id:
-        raise ConfigError(f"job_id must be at most {_LONGEST_ID} characters without NUL, not {id!r}")
-    return id
 
 
 def _state(value: object) -> JobState:

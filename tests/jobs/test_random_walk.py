@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as dt
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -55,6 +57,9 @@ specs = st.builds(
     priority=st.sampled_from([-5, 0, 0, 0, 3]),
     delay=st.sampled_from(DELAYS),
     max_retries=st.sampled_from([None, None, 0, 5]),
+    task=st.sampled_from([None, None, "send", "räumen"]),
+    key=st.sampled_from([None, None, "tenant-7"]),
+    headers=st.sampled_from([None, None, {"trace": "é"}]),
 )
 workers = st.sampled_from(["ann", "bob"])
 
@@ -99,17 +104,14 @@ class Walk(RuleBasedStateMachine):
 
     # --- producing and working ------------------------------------------------------------------------------------
 
-    @rule(spec=specs)
-    def enqueue(self, spec: JobSpec) -> None:
-        self.both(
-            lambda queue, _: queue.enqueue(
-                spec.payload,
-                job_id=spec.job_id,
-                priority=spec.priority,
-                delay=spec.delay,
-                max_retries=spec.max_retries,
-            )
-        )
+    @rule(spec=specs, has_moment=st.booleans())
+    def enqueue(self, spec: JobSpec, has_moment: bool) -> None:
+        given = {field.name: getattr(spec, field.name) for field in dataclasses.fields(JobSpec)}
+        if has_moment:
+            moment = time.time() + self.clock.offset_ms / 1000 + given.pop("delay")
+            given["at"] = dt.datetime.fromtimestamp(moment, dt.UTC)
+        payload = given.pop("payload")
+        self.both(lambda queue, _: queue.enqueue(payload, **given))
 
     @rule(many=st.lists(specs, max_size=8))
     def enqueue_many(self, many: list[JobSpec]) -> None:

@@ -73,6 +73,9 @@ async def the_jobs(store: JobStore) -> None:
     assert_type(queue.retry, RetryPolicy)
     assert_type(await queue.enqueue({"to": "a@b.c"}), str)
     assert_type(await queue.enqueue(None, job_id="a", priority=1, delay=0.5, max_retries=None, connection=None), str)
+    moment = dt.datetime.now(dt.UTC)
+    assert_type(await queue.enqueue(1, at=moment, task="send", key="tenant-7", headers={"trace": "1"}), str)
+    assert_type(await queue.enqueue_many([JobSpec(1, at=moment, task="send", key="a", headers={})]), list[str])
     assert_type(await queue.enqueue_many([1, JobSpec("two", job_id="b", priority=-1, delay=1)]), list[str])
     assert_type(await queue.enqueue_many(n for n in range(3)), list[str])
     jobs = await queue.claim(count=10, worker="w-1", timeout=1.5)
@@ -106,6 +109,9 @@ def a_job(job: Job) -> None:
     assert_type(job.payload, Any)
     assert_type(job.result, Any)
     assert_type(job.state, JobState)
+    assert_type(job.task, str | None)
+    assert_type(job.key, str | None)
+    assert_type(job.headers, dict[str, str])
     assert_type(job.priority, int)
     assert_type(job.attempts, int)
     assert_type(job.lease_token, int)
@@ -161,6 +167,8 @@ async def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job,
     await queue.enqueue(1, "id")  # type: ignore[call-arg]
     await queue.enqueue(1, job_id=5)  # type: ignore[arg-type]
     await queue.enqueue(1, delay="soon")  # type: ignore[arg-type]
+    await queue.enqueue(1, at=5.0)  # type: ignore[arg-type]
+    await queue.enqueue(1, headers={"a": 1})  # type: ignore[dict-item]
     await queue.enqueue_many(5)  # type: ignore[arg-type]
     await queue.claim("10")  # type: ignore[arg-type]
     await queue.ack("id")  # type: ignore[arg-type]

@@ -41,17 +41,17 @@ class _Batch:
     def __init__(self, first: NewJob) -> None:
         self._loop = asyncio.get_running_loop()
         self._ids = {first.id}
-        self._size = len(first.payload)
+        self._size = first.size()
         self.others: list[_Place] = []
 
     def takes(self, job: NewJob) -> bool:
         """Whether a job can go with the others. Of two with one ID, the store has to see both."""
-        has_room = len(self.others) < _MOST and self._size + len(job.payload) <= _MOST_BYTES
+        has_room = len(self.others) < _MOST and self._size + job.size() <= _MOST_BYTES
         return has_room and job.id not in self._ids and asyncio.get_running_loop() is self._loop
 
     def join(self, job: NewJob) -> asyncio.Future[None]:
         self._ids.add(job.id)
-        self._size += len(job.payload)
+        self._size += job.size()
         future = self._loop.create_future()
         self.others.append((job, future))
         return future

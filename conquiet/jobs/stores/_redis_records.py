@@ -33,29 +33,39 @@ _ERRORS: Final = (ValueError, KeyError, IndexError)  # what comes of reading a r
 def added(jobs: Sequence[NewJob]) -> list[Word]:
     """New jobs as words for the script, in runs of those that are alike but for ID and payload."""
     words: list[Word] = []
-    kind: tuple[int, int, int | None] | None = None
+    kind: tuple[int, int, int | None, int | None, str] | None = None
     length = 0
     for job in jobs:
-        this = (job.priority, job.delay_ms, job.max_retries)
+        is_plain = job.task is None and job.key is None and not job.headers
+        shape, body = ("", job.payload) if is_plain else _shaped(job)
+        this = (job.priority, job.delay_ms, job.max_retries, job.at_ms, shape)
         if this != kind:
             if length:
                 words[-2 * length - 1] = length
             words += _kind(*this)
             kind, length = this, 0
         words.append(job.id)
-        words.append(job.payload)
+        words.append(body)
         length += 1
     if length:
         words[-2 * length - 1] = length
     return words
 
 
-def _kind(priority: int, delay_ms: int, max_retries: int | None) -> tuple[Word, ...]:
+def _shaped(job: NewJob) -> tuple[str, bytes]:
+    """The lengths of task, key and headers, as they end the first line, and these with the payload behind them."""
+    parts = [None if text is None else text.encode() for text in (job.task, job.key)] + [job.headers or None]
+    shape = "".join(" -" if part is None else f" {len(part)}" for part in parts)
+    return shape, b"".join([*filter(None, parts), job.payload])
+
+
+def _kind(priority: int, delay_ms: int, max_retries: int | None, at_ms: int | None, shape: str) -> tuple[Word, ...]:
     if not _LOWEST <= priority <= _HIGHEST:
         raise ConfigError(f"priority must be from {_LOWEST} to {_HIGHEST} in Redis, not {priority!r}")
     if not 0 <= delay_ms <= _LATEST:
         raise ConfigError(f"a delay must be from 0 to {_LATEST} ms in Redis, not {delay_ms!r}")
-    return f"{_HIGHEST - priority:010d}", delay_ms, "-" if max_retries is None else max_retries, 0
+    due = delay_ms if at_ms is None else f"={at_ms}"
+    return f"{_HIGHEST - priority:010d}", due, "-" if max_retries is None else max_retries, shape, 0
 
 
 def token_of(one: Lease | Settlement) -> Word:
@@ -111,7 +121,7 @@ def claimed_jobs(
     for raw_id, first, counts, errors in zip(turn, turn, turn, turn, strict=True):
         id = raw_id.decode()
         try:
-            enqueued, ready, priority, most, payload = _first(first)
+            enqueued, ready, priority, most, task, key, headers, payload = _first(first)
             attempts, token = 1, first_token
             if counts:
                 attempts, token, ready = map(int, counts.split())
@@ -121,6 +131,9 @@ def claimed_jobs(
                 queue=queue,
                 raw=payload,
                 state=JobState.IN_FLIGHT,
+                task=task,
+                key=key,
+                raw_headers=headers,
                 priority=priority,
                 attempts=attempts,
                 lease_token=token,
@@ -145,12 +158,15 @@ def _known(
 ) -> Job:
     if first is None:
         raise ValueError("there is a record, but not what was enqueued")
-    enqueued, ready, priority, most, payload = _first(first)
+    enqueued, ready, priority, most, task, key, headers, payload = _first(first)
     if record is None:
         return Job(
             id=id,
             queue=queue,
             raw=payload,
+            task=task,
+            key=key,
+            raw_headers=headers,
             priority=priority,
             max_retries=most,
             enqueued_ms=enqueued,
@@ -165,6 +181,9 @@ def _known(
         queue=queue,
         raw=payload,
         state=_STATES[state],
+        task=task,
+        key=key,
+        raw_headers=headers,
         priority=priority,
         attempts=int(attempts),
         lease_token=int(number),
@@ -182,14 +201,27 @@ def _known(
     )
 
 
-def _first(text: bytes) -> tuple[int, int, int, int | None, bytes]:
-    """When enqueued, from when on claimable, the priority, the job's own limit, the payload."""
+_First = tuple[int, int, int, int | None, str | None, str | None, bytes, bytes]
+
+
+def _first(text: bytes) -> _First:
+    """When enqueued, from when on claimable, the priority, the job's own limit, task, key, headers, the payload."""
     head, line, payload = text.partition(b"\n")
-    enqueued, ready, priority, _, most, _ = head.split(b" ")
+    enqueued, ready, priority, _, most, _, *shape = head.split(b" ")
     if not line:
         raise ValueError("no payload")
     limit = None if most == b"-" else int(most)
-    return int(enqueued), int(ready), _HIGHEST - int(priority), limit, payload
+    task, key, headers = None, None, b""
+    if shape:
+        task, key, headers, payload = _parts(shape, payload)
+    return int(enqueued), int(ready), _HIGHEST - int(priority), limit, task, key, headers, payload
+
+
+def _parts(shape: Sequence[bytes], body: bytes) -> tuple[str | None, str | None, bytes, bytes]:
+    """Task, key, headers and payload, of which the first three have these lengths."""
+    at = 0
+    task, key, headers = (None if length == b"-" else body[at : (at := at + int(length))] for length in shape)
+    return None if task is None else task.decode(), None if key is None else key.decode(), headers or b"", body[at:]
 
 
 def _errors(text: bytes) -> tuple[str, tuple[Attempt, ...]]:

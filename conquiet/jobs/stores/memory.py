@@ -167,10 +167,13 @@ class MemoryStore(Opened):
                         id=new.id,
                         queue=queue,
                         raw=new.payload,
+                        task=new.task,
+                        key=new.key,
+                        raw_headers=new.headers,
                         priority=new.priority,
                         max_retries=new.max_retries,
                         enqueued_ms=now,
-                        ready_ms=now + new.delay_ms,
+                        ready_ms=now + new.delay_ms if new.at_ms is None else max(now, new.at_ms),
                     )
                 )
             self._tell(mine)

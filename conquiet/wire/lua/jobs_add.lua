@@ -1,7 +1,8 @@
 -- Adds jobs, all of them or none.
 -- KEYS   all of the queue's, as in the fragment jobs_keys
--- ARGV   offset ms, number of jobs, then for each run of jobs that are alike: priority as in records, delay ms, own
---        limit of retries or '-', length of the run, then for each job its ID and its payload
+-- ARGV   offset ms, number of jobs, then for each run of jobs that are alike: priority as in records, delay ms or '='
+--        and the moment ms, own limit of retries or '-', what the first line ends with, length of the run, then for each
+--        job its ID and what follows the first line
 -- RETURNS {} | {IDs that are taken...}: nothing was added
 -- MEMORY adds: jobs
 --#include clock
@@ -16,7 +17,7 @@ local now = now_ms(offset)
 
 local ids, runs, at, given = {}, {}, 3, 0
 while at <= #ARGV do
-  local first, last = at + 4, at + 3 + 2 * tonumber(ARGV[at + 3])
+  local first, last = at + 5, at + 4 + 2 * tonumber(ARGV[at + 4])
   runs[#runs + 1] = at
   for word = first, last, 2 do
     given = given + 1
@@ -45,10 +46,11 @@ stop_when_full(sequence)
 local number = redis.call('INCRBY', sequence, total) - total
 local firsts, digits = {}, {[0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 for _, head in ipairs(runs) do
-  local priority, delay, most, length = unpack(ARGV, head, head + 3)
-  local due = now + tonumber(delay)
+  local priority, delay, most, shape, length = unpack(ARGV, head, head + 4)
+  local moment = string.match(delay, '^=(%d+)$')
+  local due = moment and math.max(now, tonumber(moment)) or now + tonumber(delay)
   local prefix = priority .. in_digits(due)
-  local begin, ending = string.format('%d %d ', now, due) .. priority .. ' ', ' ' .. most .. ' 0\n'
+  local begin, ending = string.format('%d %d ', now, due) .. priority .. ' ', ' ' .. most .. ' 0' .. shape .. '\n'
   local line, score = now_ready, '0'
   if due > now then
     line, score = now_delayed, string.format('%d', due)
@@ -57,7 +59,7 @@ for _, head in ipairs(runs) do
     note_wait(priority, due)
   end
   local put, noted, tens, last = #line, #firsts, nil, 9
-  for word = head + 4, head + 3 + 2 * tonumber(length), 2 do
+  for word = head + 5, head + 4 + 2 * tonumber(length), 2 do
     number, last = number + 1, last + 1
     if last > 9 or not tens then
       last = number % 10

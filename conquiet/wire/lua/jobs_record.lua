@@ -1,7 +1,8 @@
 -- Fragment: what is kept of a job, and how it is written. Needs the fragment jobs_keys.
 --   jobs     "enqueued ready priority sequence most token\n", then the payload; written once. Times are ms, priority
 --            has 10 digits and is the lower the sooner, sequence has 12 digits, most is "-" or the job's own limit of
---            retries. The last word was a token once and means nothing now.
+--            retries. The token means nothing now. Where there is a task, a key or a header, three words follow it,
+--            the length of each or "-", and the three stand before the payload.
 --   records  "state finished attempts token claimed ready priority sequence most length ", then worker and result.
 --            There is none while a job has never been claimed or cancelled. state is R, I, S or F, and "-" stands for
 --            a time or a worker's length that there is not. token is a number, then "." and the claim's own ID; a
@@ -28,7 +29,7 @@ end
 
 -- The record of a job that has none yet; nil if what was written at first is no job.
 local function unwritten(id, first)
-  local since, priority, number, most = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) %d+\n')
+  local since, priority, number, most = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) %d+[ \n]')
   if not since then return nil end
   return {
     id = id, state = 'R', finished = '-', attempts = 0, token = '0',
@@ -46,7 +47,7 @@ end
 
 -- What follows the claimed time in the record of a job whose first writing this is, up to its worker.
 local function since_first(first)
-  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) %d+\n')
+  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) %d+[ \n]')
 end
 
 -- The number in a token.

@@ -14,7 +14,7 @@ __all__ = ["NUMBER", "WIDTH", "claimed_job", "job_of", "urgency"]
 
 NUMBER: Final = 1
 """The column with the place in the order of enqueueing."""
-WIDTH: Final = 18
+WIDTH: Final = 21
 
 _STATES: Final = {str(state): state for state in JobState}
 
@@ -40,6 +40,9 @@ def job_of(queue: str, row: Sequence[Any]) -> Job:
         lease_ms=row[15],
         finished_ms=row[16],
         claim_id=row[17],
+        task=row[18],
+        key=row[19],
+        raw_headers=row[20] or b"",
     )
 
 
@@ -62,6 +65,9 @@ def claimed_job(claim: Claim, now: int, row: Sequence[Any]) -> Job:
         ready_ms=row[10],
         claimed_ms=now,
         lease_ms=now + claim.ttl_ms,
+        task=row[11],
+        key=row[12],
+        raw_headers=row[13] or b"",
     )
 
 

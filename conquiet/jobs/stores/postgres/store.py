@@ -341,6 +341,7 @@ class PostgresStore(SharesHeartbeats, Opened):
             Integers([job.delay_ms for job in jobs]),
             Integers([job.max_retries for job in jobs]),
             patience,
+            *_fields(jobs),
         )
 
     def _settlements(self, queue: str, given: Sequence[Settlement]) -> tuple[object, ...]:
@@ -359,6 +360,18 @@ class PostgresStore(SharesHeartbeats, Opened):
             Texts([one.brief for one in given]),
             Blobs([one.result for one in given]),
         )
+
+
+def _fields(jobs: Sequence[NewJob]) -> tuple[object, ...]:
+    """What few jobs have: as arrays, or nothing where none has it."""
+    ats, tasks = [job.at_ms for job in jobs], [job.task for job in jobs]
+    keys, headers = [job.key for job in jobs], [job.headers or None for job in jobs]
+    return (
+        None if ats.count(None) == len(ats) else Integers(ats),
+        None if tasks.count(None) == len(tasks) else Texts(tasks),
+        None if keys.count(None) == len(keys) else Texts(keys),
+        None if headers.count(None) == len(headers) else Blobs(headers),
+    )
 
 
 def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
