@@ -20,13 +20,14 @@
           ├── StaleLeaseError           a job is not leased to the caller any more; nothing was changed
           └── StreamNotOwnedError       a stream is not, or no longer, the caller's; nothing was changed
 
-Two exceptions go the other way: a handler raises them to say what shall become of its message or job.
+Three exceptions go the other way: a handler raises them to say what shall become of its message or job.
 
 ::
 
     Exception
      ├── Reject                         no more tries: a dead letter, or a failed job
-     └── Retry                          try again, counted as a failure
+     ├── Retry                          try again, counted as a failure
+     └── Snooze                         not now: try again after a delay, not counted
 
 A ``QueueError`` never says whether trying again may help: that is the caller's policy. Nothing in the
 library retries behind it, but for what Spark's processes read and write by ranges and chunks: to ask for those
@@ -52,6 +53,7 @@ __all__ = [
     "QueueError",
     "Reject",
     "Retry",
+    "Snooze",
     "StaleLeaseError",
     "StreamNotOwnedError",
     "TopicFullError",
@@ -202,3 +204,20 @@ class Retry(Exception):
         if delay is not None and not 0 <= delay < float("inf"):
             raise ConfigError(f"delay must be a finite number of seconds of at least 0, not {delay!r}")
         self.delay = delay
+
+
+class Snooze(Exception):
+    """Raised by a handler of a job: not now. The job is ready again after ``delay`` seconds, and no attempt is used.
+
+    For what is not a failure: a limit elsewhere is reached, a file is not there yet. It may be raised any number of
+    times; :attr:`Job.snoozes` says how often.
+    """
+
+    def __init__(self, delay: float, reason: str = "") -> None:
+        if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < float("inf"):
+            raise ConfigError(f"delay must be a finite number of seconds of at least 0, not {delay!r}")
+        super().__init__(reason)
+        self.delay = float(delay)
+
+    def __reduce__(self) -> tuple[type[Snooze], tuple[float, str]]:
+        return type(self), (self.delay, str(self))

@@ -38,10 +38,12 @@ GOLDEN_JOBS = {
     "conquiet_jobs_enqueued_total": ("counter", ("queue",)),
     "conquiet_jobs_expired_total": ("counter", ("queue",)),
     "conquiet_jobs_failed_total": ("counter", ("queue",)),
+    "conquiet_jobs_interrupted_total": ("counter", ("queue",)),
     "conquiet_jobs_released_total": ("counter", ("queue",)),
     "conquiet_jobs_replayed_total": ("counter", ("queue",)),
     "conquiet_jobs_retried_total": ("counter", ("queue",)),
     "conquiet_jobs_run_seconds": ("histogram", ("queue", "result")),
+    "conquiet_jobs_snoozed_total": ("counter", ("queue",)),
     "conquiet_jobs_stale_total": ("counter", ("queue", "operation")),
     "conquiet_jobs_stored": ("gauge", ("queue", "state")),
     "conquiet_jobs_succeeded_total": ("counter", ("queue",)),
@@ -82,6 +84,8 @@ def use_everything(registry: CollectorRegistry | None = None) -> tuple[TopicsCol
     jobs.retried(5)
     jobs.failed(6)
     jobs.released(7)
+    jobs.snoozed(12)
+    jobs.interrupted(13)
     jobs.cancelled(8)
     jobs.replayed(2)
     jobs.stale("renew", 10)

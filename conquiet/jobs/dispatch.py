@@ -24,7 +24,14 @@ __all__ = ["Dispatch", "lease_key"]
 
 _LOOK: Final = 5.0
 """Seconds after which a waiting worker looks without being told."""
-_VERBS: Final = {"ack": "succeeded", "retry": "retried", "fail": "failed", "release": "released"}
+_VERBS: Final = {
+    "ack": "succeeded",
+    "retry": "retried",
+    "fail": "failed",
+    "release": "released",
+    "snooze": "snoozed",
+    "interrupt": "interrupted",
+}
 
 
 def lease_key(job: Job) -> tuple[str, int]:

@@ -3,7 +3,8 @@
 ::
 
     (new) --enqueue--> READY --claim--> IN_FLIGHT --ack--> SUCCEEDED
-                         ^                  |-----retry, release, expire (attempts left)-----> READY
+                         ^                  |-----retry, expire (attempts left)--------------> READY
+                         |                  |-----release, snooze, interrupt (no attempt)----> READY
                          |                  '-----fail, expire (none left), cancel-----------> FAILED
                          |-- replay -- FAILED <-- cancel -- READY
 
@@ -49,10 +50,24 @@ class JobState(StrEnum):
 
 
 Event: TypeAlias = Literal[
-    "claim", "ack", "retry", "fail", "release", "expire", "exhaust", "cancel", "replay", "renew", "delete"
+    "claim",
+    "ack",
+    "retry",
+    "fail",
+    "release",
+    "snooze",
+    "interrupt",
+    "expire",
+    "exhaust",
+    "cancel",
+    "replay",
+    "renew",
+    "delete",
 ]
 
-SettlementKind: TypeAlias = Literal["ack", "retry", "fail", "release"]
+SettlementKind: TypeAlias = Literal["ack", "retry", "fail", "release", "snooze", "interrupt"]
+"""``release`` is of what was not begun, ``snooze`` the handler's own word, ``interrupt`` the end of its worker: these
+cost no attempt, and the last two are counted."""
 
 TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingProxyType(
     {
@@ -62,6 +77,8 @@ TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingPr
         (JobState.IN_FLIGHT, "ack"): JobState.SUCCEEDED,
         (JobState.IN_FLIGHT, "retry"): JobState.READY,
         (JobState.IN_FLIGHT, "release"): JobState.READY,
+        (JobState.IN_FLIGHT, "snooze"): JobState.READY,
+        (JobState.IN_FLIGHT, "interrupt"): JobState.READY,
         (JobState.IN_FLIGHT, "expire"): JobState.READY,
         (JobState.IN_FLIGHT, "exhaust"): JobState.FAILED,
         (JobState.IN_FLIGHT, "fail"): JobState.FAILED,
@@ -162,7 +179,11 @@ class Job(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Larger is sooner."""
     attempts: int = 0
-    """How often it was claimed: the attempt under way included, released ones not."""
+    """How often it was claimed: the attempt under way included; what was released, snoozed or interrupted is not."""
+    snoozes: int = 0
+    """How often its handler has put it off by ``Snooze``."""
+    interruptions: int = 0
+    """How often its handler was at work when its worker ended."""
     lease_token: int = 0
     """Rises with each claim; only the last one's counts. At least the store's time in ms, and higher than the token of
     any job that was removed from the queue; 0 while it was never claimed."""
@@ -257,10 +278,8 @@ class Job(Struct, frozen=True, kw_only=True):
         kind = settlement.kind
         if kind == "ack":
             return replace(self._ended("ack", now), raw_result=settlement.result)
-        if kind == "release":
-            return replace(
-                self._after("release"), attempts=self.attempts - 1, worker=None, claimed_ms=None, lease_ms=None
-            )
+        if kind in ("release", "snooze", "interrupt"):
+            return self._given_back(kind, now + settlement.delay_ms)
         failed = self._failed(settlement.brief, now)
         if kind == "fail":
             return replace(failed._ended("fail", now), last_error=settlement.error)
@@ -286,6 +305,19 @@ class Job(Struct, frozen=True, kw_only=True):
     def replayed(self, now: int) -> Job:
         """To be run again, as if for the first time."""
         return replace(self._after("replay"), attempts=0, ready_ms=now, finished_ms=None, worker=None, claimed_ms=None)
+
+    def _given_back(self, kind: Literal["release", "snooze", "interrupt"], ready: int) -> Job:
+        """Ready again at no cost: in its old place, but for what was put off."""
+        return replace(
+            self._after(kind),
+            attempts=self.attempts - 1,
+            snoozes=self.snoozes + (kind == "snooze"),
+            interruptions=self.interruptions + (kind == "interrupt"),
+            ready_ms=ready if kind == "snooze" else self.ready_ms,
+            worker=None,
+            claimed_ms=None,
+            lease_ms=None,
+        )
 
     def check(self, event: Event) -> None:
         """Raise ``JobStateError`` unless ``event`` can happen to it now."""

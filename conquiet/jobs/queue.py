@@ -17,7 +17,7 @@ from conquiet.jobs.collector import Collector
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import JobQueueKeywords, JobQueueOptions
-from conquiet.jobs.policy import MOST_DELAY
+from conquiet.jobs.policy import late_ms
 from conquiet.jobs.settling import written_before
 from conquiet.jobs.spec import JobSpec, checked, encoded, is_nothing
 from conquiet.jobs.spec import job_id as _job_id
@@ -215,13 +215,18 @@ class JobQueue:
             rules.number("delay", delay, least=0)
         verdicts = [self._dispatch.judge(job, error) for job in self._held(jobs)]
         if delay is not None:
-            late = round(min(delay, MOST_DELAY) * 1000)
-            verdicts = [structs.replace(v, delay_ms=late) for v in verdicts]
+            verdicts = [structs.replace(v, delay_ms=late_ms(delay)) for v in verdicts]
         await self._settle(verdicts)
 
-    async def release(self, *jobs: Job) -> None:
-        """Give jobs back that were not begun: at once claimable in their old place, at no cost."""
-        await self._settle([Settlement.of(job, "release") for job in self._held(jobs)])
+    async def release(self, *jobs: Job, delay: float | None = None) -> None:
+        """Give jobs back that were not begun: at once claimable in their old place, at no cost.
+
+        With a ``delay`` they are put off for so many seconds, as by a handler's ``Snooze``, and that is counted.
+        """
+        if delay is not None:
+            rules.number("delay", delay, least=0)
+        how: dict[str, Any] = {"kind": "release"} if delay is None else {"kind": "snooze", "delay_ms": late_ms(delay)}
+        await self._settle([Settlement.of(job, **how) for job in self._held(jobs)])
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         stale: list[str] = []

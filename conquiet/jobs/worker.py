@@ -15,11 +15,11 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from msgspec.structs import replace
 
-from conquiet.errors import ConfigError, QueueError, Retry
+from conquiet.errors import ConfigError, QueueError, Snooze
 from conquiet.jobs.dispatch import lease_key
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.options import JobWorkerKeywords, JobWorkerOptions
-from conquiet.jobs.policy import judge
+from conquiet.jobs.policy import Interrupted, judge
 from conquiet.jobs.queue import JobQueue
 from conquiet.jobs.settling import Settling
 from conquiet.jobs.store import Claimed
@@ -46,7 +46,13 @@ _AHEAD: Final = 3
 """For each place, how many outcomes may be on their way to a store that takes them."""
 _PURGE: Final = 60.0
 """About how many seconds lie between two looks for finished jobs that are not to be kept."""
-_RESULTS: Final[Mapping[str, JobResult]] = {"ack": "succeeded", "retry": "retried", "fail": "failed"}
+_RESULTS: Final[Mapping[str, JobResult]] = {
+    "ack": "succeeded",
+    "retry": "retried",
+    "fail": "failed",
+    "snooze": "snoozed",
+    "interrupt": "interrupted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,8 @@ class JobWorker:
     """Runs ``handler`` on the jobs of a queue, up to ``concurrency`` at a time.
 
     What the handler returns is kept as the job's result; if it raises, the job is tried again by the queue's policy
-    (``Reject``: not again; ``Retry``: after its delay). No job is claimed before there is a place for it. Its lease is
+    (``Reject``: not again; ``Retry``: after its delay; ``Snooze``: after its delay, and no attempt is used). No job is
+    claimed before there is a place for it. Its lease is
     renewed, from the claim until the store has the outcome, in a way that a handler which blocks the event loop cannot
     hold up; only a call into C that lets no other thread of the process run for longer than the lease can. If the lease
     is lost all the same, the handler is cancelled. Handlers are ``async`` or plain functions, which run in threads.
@@ -125,7 +132,7 @@ class JobWorker:
         """Work until :meth:`stop`, or until SIGTERM or SIGINT where those are handled.
 
         Then nothing more is claimed; jobs that were not begun are given back at no cost; handlers that are at work
-        have ``drain_timeout`` seconds to finish, and what is still not done by then is given back as a failed try.
+        have ``drain_timeout`` seconds to finish, and what is still not done by then is given back at no cost too.
         If the call is cancelled, there is no such time. Either way the store has about a second more for what is to be
         given back; of what it could not be told by then, the leases run out. A handler that does not end though it was
         cancelled is left behind, as a thread is.
@@ -156,7 +163,7 @@ class JobWorker:
             finished=self._finished,
             withdrawn=self._withdrawn,
             is_held=self._holder.has,
-            stopped=_stopped,
+            stopped=Interrupted,
             timeout=self._timeout,
             name="job",
         )
@@ -304,8 +311,13 @@ class JobWorker:
         except Exception as mistake:  # whatever it is, the job must not be held for ever
             _log.exception("job %r of queue %r could not be judged", job.id, job.queue)
             verdict = judge(job, f"{type(mistake).__name__} in judging the outcome", RetryPolicy())
+        where = (job.queue, job.id, job.attempts)
+        if isinstance(error, Snooze | Interrupted):
+            how = f"put off for {error.delay:g} seconds" if isinstance(error, Snooze) else "the worker ends"
+            _log.info("queue %r, job %r, attempt %d is given back at no cost: %s", *where, how)
+            return verdict
         what = "failed" if verdict.kind == "fail" else "will be tried again"
-        _log.warning("queue %r, job %r, attempt %d %s: %s", job.queue, job.id, job.attempts, what, type(error).__name__)
+        _log.warning("queue %r, job %r, attempt %d %s: %s", *where, what, type(error).__name__)
         return verdict
 
     def _kept(self, job: Job, result: Any) -> tuple[bytes | None, Exception | None]:
@@ -339,7 +351,3 @@ class JobWorker:
             self._dispatch.metrics.stale("renew", 1)
             self._dispatch.metrics.ran("lost", [seconds])
             _log.warning("queue %r, job %r: lost, its handler is cancelled", self._dispatch.queue, job.id)
-
-
-def _stopped() -> Retry:
-    return Retry("the worker was stopped", delay=0)

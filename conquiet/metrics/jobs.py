@@ -14,9 +14,9 @@ from conquiet.metrics.names import JOBS
 
 __all__ = ["JobGauges", "JobMetrics", "JobOperation", "JobResult", "JobsCollector", "job_metrics"]
 
-JobOperation: TypeAlias = Literal["ack", "retry", "fail", "release", "renew"]
+JobOperation: TypeAlias = Literal["ack", "retry", "fail", "release", "snooze", "interrupt", "renew"]
 """What a worker whose lease had ended was refused."""
-JobResult: TypeAlias = Literal["succeeded", "retried", "failed", "lost"]
+JobResult: TypeAlias = Literal["succeeded", "retried", "failed", "snoozed", "interrupted", "lost"]
 """What became of a handler's call; ``lost`` is that its lease had ended meanwhile."""
 
 _QUEUE: Final = ("queue",)
@@ -51,6 +51,8 @@ class JobMetrics:
     retried = _counts("retried_total")
     failed = _counts("failed_total")
     released = _counts("released_total")
+    snoozed = _counts("snoozed_total")
+    interrupted = _counts("interrupted_total")
     cancelled = _counts("cancelled_total")
     replayed = _counts("replayed_total")
     expired = _counts("expired_total")

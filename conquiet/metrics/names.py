@@ -74,10 +74,12 @@ JOBS: Final = _room(
     Family("enqueued_total", _JOBS, "Jobs added."),
     Family("expired_total", _JOBS, "Leases found to have run out."),
     Family("failed_total", _JOBS, "Jobs given up."),
+    Family("interrupted_total", _JOBS, "Jobs given back because their worker ended."),
     Family("released_total", _JOBS, "Jobs given back before they were begun."),
     Family("replayed_total", _JOBS, "Failed jobs made ready again."),
     Family("retried_total", _JOBS, "Jobs put off for a retry."),
     Family("run_seconds", (*_JOBS, "result"), "Duration of handler calls.", _RUNS),
+    Family("snoozed_total", _JOBS, "Jobs put off by their handler, at no cost."),
     Family(
         "stale_total", (*_JOBS, "operation"), "Refused to a worker whose lease another claim or a cancel had ended."
     ),

@@ -61,6 +61,7 @@ from conquiet import Reject as Reject
 from conquiet import Retention as Retention
 from conquiet import Retry as Retry
 from conquiet import RetryPolicy as RetryPolicy
+from conquiet import Snooze as Snooze
 from conquiet import StaleLeaseError as StaleLeaseError
 from conquiet import StreamAdded as StreamAdded
 from conquiet import StreamDisowned as StreamDisowned

@@ -168,6 +168,7 @@ class JobKeys:
     jobs = _Key("jobs", "HASH from a job's ID to what was enqueued; written once.")
     records = _Key("records", "HASH from a job's ID to what has become of it; nothing while it was never claimed.")
     errors = _Key("errors", "HASH from a job's ID to its last error and its failed attempts.")
+    notes = _Key("notes", "HASH from a job's ID to how often it was put off or interrupted.")
     ready = _Key(
         "ready", "ZSET of all that can be claimed now, in claim order: one score, so the members' order counts."
     )
@@ -207,7 +208,18 @@ class JobKeys:
         lines = [self.ready, self.retries, self.delayed, self.put_off, self.leases, self.held]
         counters = [self.sequence, self.highest]
         words = [self.news, self.ended, self.watched]
-        return [*jobs, *lines, self.succeeded, self.failed, *counters, *words, self.waits, self.idle, self.alarm]
+        return [
+            *jobs,
+            *lines,
+            self.succeeded,
+            self.failed,
+            *counters,
+            *words,
+            self.waits,
+            self.idle,
+            self.alarm,
+            self.notes,
+        ]
 
     def _key(self, what: str) -> str:
         key = f"conquiet:jobs:{{{self.queue}}}:{what}"

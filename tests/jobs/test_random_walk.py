@@ -29,6 +29,7 @@ from conquiet import (
     Reject,
     RetryPolicy,
 )
+from conquiet.jobs.policy import Interrupted
 from conquiet.jobs.store import Claimed, Wanted
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
@@ -48,6 +49,7 @@ TTL: Final = 12.0
 TOLERANCE: Final = 2_000
 """Milliseconds by which stores may differ about when something happened."""
 IDS: Final = tuple("abcdefghijkl")
+SAYINGS: Final = ("ack", "nack", "reject", "heartbeat", "release", "nack later", "snooze", "interrupt")
 
 ids = st.sampled_from(IDS)
 specs = st.builds(
@@ -128,7 +130,10 @@ class Walk(RuleBasedStateMachine):
         self.held += zip(ours.jobs, theirs.jobs, strict=True)
 
     @precondition(lambda self: self.held)
-    @rule(what=st.sampled_from(["ack", "nack", "reject", "heartbeat", "release", "nack later"]), data=st.data())
+    @rule(
+        what=st.sampled_from(SAYINGS),
+        data=st.data(),
+    )
     def tell(self, what: str, data: st.DataObject) -> None:
         """By whoever has, or once had, some jobs."""
         fresh = self.held[-6:]
@@ -203,6 +208,10 @@ async def _told(queue: JobQueue, what: str, jobs: Sequence[Job]) -> None:
         await queue.nack(*jobs, delay=12)
     elif what == "reject":
         await queue.nack(*jobs, error=Reject("no"))
+    elif what == "snooze":
+        await queue.release(*jobs, delay=7)
+    elif what == "interrupt":
+        await queue.nack(*jobs, error=Interrupted())
     else:
         await getattr(queue, what)(*jobs)
 

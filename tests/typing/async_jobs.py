@@ -36,6 +36,7 @@ from conquiet import (
     PostgresStore,
     RedisStore,
     RetryPolicy,
+    Snooze,
     StaleLeaseError,
     UnknownJobError,
 )
@@ -85,7 +86,8 @@ async def the_jobs(store: JobStore) -> None:
     assert_type(await queue.ack(*jobs, result={"sent": True}), None)
     assert_type(await queue.nack(*jobs, error=ValueError("no"), delay=1), None)
     assert_type(await queue.nack(jobs[0], error="no"), None)
-    assert_type(await queue.release(*jobs), None)
+    assert_type(await queue.release(*jobs, delay=5), None)
+    assert_type(Snooze(5, "not yet").delay, float)
 
 
 async def looking_after_jobs(queue: JobQueue) -> None:
@@ -113,7 +115,7 @@ def a_job(job: Job) -> None:
     assert_type(job.key, str | None)
     assert_type(job.headers, dict[str, str])
     assert_type(job.priority, int)
-    assert_type(job.attempts, int)
+    assert_type((job.attempts, job.snoozes, job.interruptions), tuple[int, int, int])
     assert_type(job.lease_token, int)
     assert_type(job.max_retries, int | None)
     assert_type(job.worker, str | None)

@@ -94,7 +94,9 @@ def _settled(one: Settlement, token: Word) -> tuple[Word, ...]:
         return "retry", one.job_id, token, one.delay_ms, one.error, one.brief
     if one.kind == "fail":
         return "fail", one.job_id, token, one.error, one.brief
-    return "release", one.job_id, token
+    if one.kind == "snooze":
+        return "snooze", one.job_id, token, one.delay_ms
+    return one.kind, one.job_id, token
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -102,12 +104,12 @@ def _settled(one: Settlement, token: Word) -> tuple[Word, ...]:
 
 def known_jobs(queue: str, ids: Sequence[str], reply: Reply) -> Iterator[Job | QueueError | None]:
     """For each of ``ids`` the job, ``None`` if there is none, or the error if what is there cannot be read."""
-    for id, first, record, errors, lease in zip(ids, *reply, strict=True):
+    for id, first, record, errors, lease, notes in zip(ids, *reply, strict=True):
         if first is None and record is None:
             yield None
             continue
         try:
-            yield _known(queue, id, first, record, errors, lease)
+            yield _known(queue, id, first, record, errors, lease, notes)
         except _ERRORS as error:
             yield _garbled(queue, id, error)
 
@@ -122,9 +124,10 @@ def claimed_jobs(
         id = raw_id.decode()
         try:
             enqueued, ready, priority, most, task, key, headers, payload = _first(first)
-            attempts, token = 1, first_token
+            attempts, token, snoozes, interruptions = 1, first_token, 0, 0
             if counts:
-                attempts, token, ready = map(int, counts.split())
+                attempts, token, ready, *noted = map(int, counts.split())
+                snoozes, interruptions = noted or (0, 0)
             last_error, failures = (None, ()) if errors is None else _errors(errors)
             job = Job(
                 id=id,
@@ -136,6 +139,8 @@ def claimed_jobs(
                 raw_headers=headers,
                 priority=priority,
                 attempts=attempts,
+                snoozes=snoozes,
+                interruptions=interruptions,
                 lease_token=token,
                 claim_id=claim.id,
                 max_retries=most,
@@ -154,7 +159,13 @@ def claimed_jobs(
 
 
 def _known(
-    queue: str, id: str, first: bytes | None, record: bytes | None, errors: bytes | None, lease: bytes | None
+    queue: str,
+    id: str,
+    first: bytes | None,
+    record: bytes | None,
+    errors: bytes | None,
+    lease: bytes | None,
+    notes: bytes | None,
 ) -> Job:
     if first is None:
         raise ValueError("there is a record, but not what was enqueued")
@@ -176,6 +187,7 @@ def _known(
     number, _, claim_id = token.partition(b".")
     end = 0 if length == b"-" else int(length)
     last_error, failures = (None, ()) if errors is None else _errors(errors)
+    snoozes, interruptions = (0, 0) if notes is None else map(int, notes.split(b" ")[:2])
     return Job(
         id=id,
         queue=queue,
@@ -186,6 +198,8 @@ def _known(
         raw_headers=headers,
         priority=priority,
         attempts=int(attempts),
+        snoozes=snoozes,
+        interruptions=interruptions,
         lease_token=int(number),
         claim_id=claim_id.decode(),
         max_retries=most,

@@ -7,7 +7,7 @@
 -- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1,
 --        IDs of the last news to all and to the store or 'now' if there may be more,
 --        {ID, 1 if failed else 0... of the expired}, {IDs that are no jobs and were taken out of line...},
---        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
+--        {ID, first writing, '' or "attempts token ready" and notes if any, errors or nil... of the claimed, in claim order}}
 -- MEMORY adds: work under way; who cannot begin anything lets no lease run out either
 --#include clock
 --#include full_memory
@@ -200,6 +200,10 @@ for at, id in ipairs(ids) do
   end
 end
 for at, noted in ipairs(values_of(errors, again)) do claimed[at_of[again[at]]] = noted end
+for at, noted in ipairs(values_of(notes, again)) do
+  local place = at_of[again[at]] - 1
+  if noted then claimed[place] = claimed[place] .. ' ' .. string.match(noted, '^%d+ %d+') end
+end
 in_pieces('HSET', records, texts)
 in_pieces('ZADD', leases, leased)
 in_pieces('ZADD', held, holding)

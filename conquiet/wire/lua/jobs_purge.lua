@@ -20,5 +20,5 @@ go_on_when_full(jobs)
 local members, ids = redis.call('ZRANGE', line, 0, surplus - 1), {}
 for at, member in ipairs(members) do ids[at] = string.sub(member, 16) end
 in_pieces('ZREM', line, members)
-for _, key in ipairs({jobs, records, errors}) do in_pieces('HDEL', key, ids) end
+for _, key in ipairs({jobs, records, errors, notes}) do in_pieces('HDEL', key, ids) end
 return #ids

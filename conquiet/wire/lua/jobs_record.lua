@@ -9,6 +9,7 @@
 --            claim is told from all others by both.
 --   errors   "count length\n", the last error, then for each failed attempt
 --            "number started ended length length\n", its worker and its error.
+--   notes    "snoozes interruptions": how often it was given back at no cost after it was begun; there is none if never.
 --   ready... members: priority, ready in 15 digits, sequence, "1" if tried before else "0", ID: in claim order.
 
 local function in_digits(ms)
@@ -68,14 +69,14 @@ local function job_of(id)
   return first and unwritten(id, first) or nil
 end
 
--- All that is known of jobs: {first writings, records, errors, until when leased}; of the first ones only, if that comes to
--- much. Some at a time, since any may be large.
+-- All that is known of jobs: {first writings, records, errors, until when leased, notes}; of the first ones only, if that
+-- comes to much. Some at a time, since any may be large.
 local function known_of(ids)
-  local lists, size, most_bytes = {{}, {}, {}, {}}, 0, 8 * 1024 * 1024
+  local lists, size, most_bytes = {{}, {}, {}, {}, {}}, 0, 8 * 1024 * 1024
   for from = 1, #ids, 8 do
     if size >= most_bytes then break end
     local to = math.min(from + 7, #ids)
-    for place, key in ipairs({jobs, records, errors, leases}) do
+    for place, key in ipairs({jobs, records, errors, leases, notes}) do
       local list = lists[place]
       for _, value in ipairs(redis.call(key == leases and 'ZMSCORE' or 'HMGET', key, unpack(ids, from, to))) do
         list[#list + 1] = value

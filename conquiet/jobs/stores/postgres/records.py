@@ -14,7 +14,7 @@ __all__ = ["NUMBER", "WIDTH", "claimed_job", "job_of", "urgency"]
 
 NUMBER: Final = 1
 """The column with the place in the order of enqueueing."""
-WIDTH: Final = 21
+WIDTH: Final = 23
 
 _STATES: Final = {str(state): state for state in JobState}
 
@@ -43,6 +43,8 @@ def job_of(queue: str, row: Sequence[Any]) -> Job:
         task=row[18],
         key=row[19],
         raw_headers=row[20] or b"",
+        snoozes=row[21],
+        interruptions=row[22],
     )
 
 
@@ -68,6 +70,8 @@ def claimed_job(claim: Claim, now: int, row: Sequence[Any]) -> Job:
         task=row[11],
         key=row[12],
         raw_headers=row[13] or b"",
+        snoozes=row[14],
+        interruptions=row[15],
     )
 
 
