@@ -37,6 +37,7 @@ from conquiet.errors import (
 )
 from conquiet.jobs import (
     Attempt,
+    EnqueuedIds,
     Job,
     JobHealth,
     JobPage,
@@ -50,6 +51,7 @@ from conquiet.jobs import (
     MemoryStore,
     PostgresStore,
     RedisStore,
+    Unique,
 )
 from conquiet.kit.policy import Backoff, RetryPolicy
 from conquiet.message import EntryId, Message, Outgoing, QueueMessage
@@ -106,6 +108,7 @@ __all__ = [
     "Delivery",
     "DuplicateJobError",
     "EmbeddedRedis",
+    "EnqueuedIds",
     "EntryId",
     "GroupInfo",
     "GroupLostError",
@@ -164,6 +167,7 @@ __all__ = [
     "TopicFullError",
     "TopicInfo",
     "TypedCodec",
+    "Unique",
     "UnknownJobError",
     "UnknownTopicError",
 ]

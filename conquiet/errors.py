@@ -142,19 +142,23 @@ class UnknownTopicError(ConfigError):
 class DuplicateJobError(ConquietError):
     """A job ID is taken, until the finished job's record is removed; ``job_ids`` names all that were.
 
-    Nothing was added by the call that was refused. ``enqueued`` are the jobs of a long list that were added before,
-    in chunks that were not refused.
+    Or, if ``is_unique``, the unique key of the job is taken, by the job that is named. Nothing was added by the call
+    that was refused. ``enqueued`` are the jobs of a long list that were added before, in chunks that were not refused.
     """
 
-    def __init__(self, queue: str, job_ids: Sequence[str], enqueued: Sequence[str] = ()) -> None:
+    def __init__(
+        self, queue: str, job_ids: Sequence[str], enqueued: Sequence[str] = (), is_unique: bool = False
+    ) -> None:
         more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
-        super().__init__(f"queue {queue!r} has a job with the ID {job_ids[0]!r}{more} already")
+        what = "for this unique key already" if is_unique else "already"
+        super().__init__(f"queue {queue!r} has a job with the ID {job_ids[0]!r}{more} {what}")
         self.queue = queue
         self.job_ids = tuple(job_ids)
         self.enqueued = tuple(enqueued)
+        self.is_unique = is_unique
 
-    def __reduce__(self) -> tuple[type[DuplicateJobError], tuple[str, tuple[str, ...], tuple[str, ...]]]:
-        return type(self), (self.queue, self.job_ids, self.enqueued)
+    def __reduce__(self) -> tuple[type[DuplicateJobError], tuple[str, tuple[str, ...], tuple[str, ...], bool]]:
+        return type(self), (self.queue, self.job_ids, self.enqueued, self.is_unique)
 
 
 class LeaseError(ConquietError):

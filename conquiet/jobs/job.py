@@ -24,14 +24,28 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conquiet.errors import JobStateError
+from conquiet.jobs.unique import Hold, Mode
 from conquiet.kit import codec
 
-__all__ = ["CANCELLED", "EXPIRED", "HISTORY", "TRANSITIONS", "Attempt", "Job", "JobState", "NewJob", "Settlement"]
+__all__ = [
+    "CANCELLED",
+    "EXPIRED",
+    "HISTORY",
+    "REPLACED",
+    "TRANSITIONS",
+    "Attempt",
+    "Job",
+    "JobState",
+    "NewJob",
+    "Settlement",
+]
 
 EXPIRED: Final = "lease expired"
 """The error of an attempt whose worker was not heard of in time."""
 CANCELLED: Final = "cancelled"
 """The error of a job that was cancelled."""
+REPLACED: Final = "replaced"
+"""The error of a job that was cancelled because another took its unique key."""
 HISTORY: Final = 20
 """How many failed attempts a job remembers, the last ones."""
 
@@ -108,6 +122,7 @@ class NewJob(Struct, frozen=True, gc=False):
     task: str | None = None
     key: str | None = None
     headers: bytes = b""
+    unique: Hold | None = None
 
     def size(self) -> int:
         """About how many bytes it is on its way to a store."""
@@ -295,12 +310,18 @@ class Job(Struct, frozen=True, kw_only=True):
             return failed._ended("exhaust", now)
         return replace(failed._after("expire"), ready_ms=self.lease_ms, lease_ms=None)
 
-    def cancelled(self, now: int) -> Job:
+    def cancelled(self, now: int, error: str = CANCELLED) -> Job:
         """Cancelled; the token of the worker that runs it is stale."""
         if self.state is JobState.IN_FLIGHT:
-            failed = replace(self._failed(CANCELLED, now), lease_token=self.lease_token + 1)
-            return replace(failed._ended("cancel", now), last_error=CANCELLED)
-        return replace(self._ended("cancel", now), last_error=CANCELLED)
+            failed = replace(self._failed(error, now), lease_token=self.lease_token + 1)
+            return replace(failed._ended("cancel", now), last_error=error)
+        return replace(self._ended("cancel", now), last_error=error)
+
+    def holds(self, mode: Mode) -> bool:
+        """Whether it has its unique key still, if it has it until it is finished or started."""
+        if mode == "F":
+            return not self.is_finished
+        return self.state is JobState.READY and not self.lease_token
 
     def replayed(self, now: int) -> Job:
         """To be run again, as if for the first time."""

@@ -19,9 +19,10 @@ from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import JobQueueKeywords, JobQueueOptions
 from conquiet.jobs.policy import late_ms
 from conquiet.jobs.settling import written_before
-from conquiet.jobs.spec import JobSpec, checked, encoded, is_nothing
+from conquiet.jobs.spec import EnqueuedIds, JobSpec, checked, encoded, is_nothing
 from conquiet.jobs.spec import job_id as _job_id
 from conquiet.jobs.store import Claimed, JobPage, JobStore
+from conquiet.jobs.unique import Unique
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import process_name, sortable, sortables
 from conquiet.kit.options import takes
@@ -103,6 +104,7 @@ class JobQueue:
         task: str | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        unique: Unique | None = None,
         connection: Any = None,
     ) -> str:
         """Add a job; its ID. Once this returns, the job is as durable as its store.
@@ -111,43 +113,55 @@ class JobQueue:
         nothing, also after the job has finished. A larger ``priority`` is claimed sooner; no worker can claim it before
         ``delay`` seconds have passed, or before the moment ``at``, which has a time zone, by the store's clock.
         ``max_retries`` overrides the policy's. ``task`` (what is to be done), ``key`` (for whom) and ``headers``
-        (strings by name) are kept with the job. ``connection`` is an open connection to the database of a
-        ``PostgresStore``: the job is part of that connection's transaction.
+        (strings by name) are kept with the job. With ``unique`` there is one job for a unique key at a time: a second
+        call raises ``DuplicateJobError``, or gives the ID of the first, or replaces it. ``connection`` is an open
+        connection to the database of a ``PostgresStore``: the job is part of that connection's transaction.
         """
         is_plain = job_id is None and max_retries is None and is_nothing(priority) and is_nothing(delay)
-        if is_plain and at is None and task is None and key is None and headers is None:
+        if is_plain and at is None and task is None and key is None and headers is None and unique is None:
             new = NewJob(sortable(), encoded(payload))
         else:
-            spec = JobSpec(payload, job_id, priority, delay, max_retries, at, task, key, headers)
+            spec = JobSpec(payload, job_id, priority, delay, max_retries, at, task, key, headers, unique)
             new = checked(spec, sortable())
-        await self._store.add(self._name, [new], connection)
-        self._metrics.enqueued(1)
-        return new.id
+        holders = await self._store.add(self._name, [new], connection)
+        if not holders:
+            self._metrics.enqueued(1)
+            return new.id
+        if unique is None or unique.on_conflict != "existing":
+            raise DuplicateJobError(self._name, [holders[new.id]], is_unique=True)
+        return holders[new.id]
 
-    async def enqueue_many(self, jobs: Iterable[Any], *, connection: Any = None) -> list[str]:
+    async def enqueue_many(self, jobs: Iterable[Any], *, connection: Any = None) -> EnqueuedIds:
         """Add many jobs, given as payloads or as ``JobSpec``; their IDs, in order.
 
         A thousand at a time, or 4 MiB if they are large, each such part as a whole or not at all. If one is refused,
         those before its part were added: ``DuplicateJobError.enqueued`` and ``QueueError.entry_ids`` tell which.
+        A job whose unique key is taken is skipped: in its place is the ID of the job that has the key, and ``skipped``
+        has the place.
         """
         given = list(jobs)
         new = [
             checked(job, id) if isinstance(job, JobSpec) else NewJob(id, encoded(job))
             for job, id in zip(given, sortables(len(given)), strict=True)
         ]
-        ids = [job.id for job in new]
+        ids, skipped = [job.id for job in new], list[int]()
         done = 0
         for chunk in chunks(new, NewJob.size):
             try:
-                await self._store.add(self._name, chunk, connection)
+                holders = await self._store.add(self._name, chunk, connection)
             except DuplicateJobError as error:
                 raise DuplicateJobError(self._name, error.job_ids, ids[:done]) from error
             except QueueError as error:
                 error.entry_ids = (*ids[:done], *[None] * (len(ids) - done))
                 raise
+            if holders:
+                places = [place for place in range(done, done + len(chunk)) if ids[place] in holders]
+                skipped += places
+                for place in places:
+                    ids[place] = holders[ids[place]]
             done += len(chunk)
-            self._metrics.enqueued(len(chunk))
-        return ids
+            self._metrics.enqueued(len(chunk) - len(holders or ()))
+        return EnqueuedIds(ids, skipped)
 
     # --- working ------------------------------------------------------------------------------------------------
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from conquiet.errors import ConfigError
 from conquiet.jobs.job import NewJob
 from conquiet.jobs.policy import MOST_DELAY
+from conquiet.jobs.unique import Hold, Unique, held_by
 from conquiet.kit import codec, rules
+from conquiet.kit.options import instance
 
-__all__ = ["JobSpec", "checked", "encoded", "is_nothing", "job_id"]
+__all__ = ["EnqueuedIds", "JobSpec", "checked", "encoded", "is_nothing", "job_id"]
 
 _LONGEST: Final = 200
 _PRIORITIES: Final = range(-(2**31), 2**31)
@@ -31,6 +33,18 @@ class JobSpec:
     task: str | None = None
     key: str | None = None
     headers: Mapping[str, str] | None = None
+    unique: Unique | None = None
+
+
+class EnqueuedIds(list[str]):
+    """The IDs of jobs that were enqueued together, in order.
+
+    ``skipped`` are the places of those that were not, because another job has their unique key: its ID is there.
+    """
+
+    def __init__(self, ids: Iterable[str] = (), skipped: Iterable[int] = ()) -> None:
+        super().__init__(ids)
+        self.skipped = tuple(skipped)
 
 
 def checked(spec: JobSpec, new_id: str) -> NewJob:
@@ -42,9 +56,10 @@ def checked(spec: JobSpec, new_id: str) -> NewJob:
         raise ConfigError(f"delay must be at most ten years, not {spec.delay!r} seconds")
     if spec.max_retries is not None:
         rules.integer("max_retries", spec.max_retries, least=0)
+    payload = encoded(spec.payload)
     return NewJob(
         id,
-        encoded(spec.payload),
+        payload,
         spec.priority,
         round(spec.delay * 1000),
         spec.max_retries,
@@ -52,6 +67,7 @@ def checked(spec: JobSpec, new_id: str) -> NewJob:
         None if spec.task is None else _short("task", spec.task),
         None if spec.key is None else _short("key", spec.key),
         b"" if spec.headers is None else _headers(spec.headers),
+        None if spec.unique is None else _hold(spec, payload),
     )
 
 
@@ -87,6 +103,11 @@ def _at_ms(spec: JobSpec) -> int | None:
     if spec.delay:
         raise ConfigError(f"a job has a delay or a moment, not both: delay={spec.delay!r}, at={at!r}")
     return max(0, round(at.timestamp() * 1000))
+
+
+def _hold(spec: JobSpec, payload: bytes) -> Hold:
+    instance("unique", spec.unique, of=Unique)
+    return held_by(cast("Unique", spec.unique), spec.task, payload)
 
 
 def _headers(headers: object) -> bytes:

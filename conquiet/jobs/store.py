@@ -175,8 +175,11 @@ class JobStore(Protocol):
         """The former name of :meth:`clone`."""
         ...
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
         """Add all of ``jobs`` or none: ``DuplicateJobError`` names the IDs that are taken, or given twice.
+
+        But a job whose unique key another has is left out: by its ID, the answer has that of the other. Of several jobs
+        for one key in one call the first counts.
 
         ``connection`` is a connection of the caller's, for stores that can write in the
         caller's own transaction; for others it is a ``ConfigError``.

@@ -26,6 +26,7 @@ from conquiet import DbTx as DbTx
 from conquiet import DeadLetter as DeadLetter
 from conquiet import DeadLetterPolicy as DeadLetterPolicy
 from conquiet import DuplicateJobError as DuplicateJobError
+from conquiet import EnqueuedIds as EnqueuedIds
 from conquiet import EntryId as EntryId
 from conquiet import GroupInfo as GroupInfo
 from conquiet import GroupLostError as GroupLostError
@@ -73,6 +74,7 @@ from conquiet import TopicDefaults as TopicDefaults
 from conquiet import TopicFullError as TopicFullError
 from conquiet import TopicInfo as TopicInfo
 from conquiet import TypedCodec as TypedCodec
+from conquiet import Unique as Unique
 from conquiet import UnknownJobError as UnknownJobError
 from conquiet import UnknownTopicError as UnknownTopicError
 from conquiet import __all__ as __all__

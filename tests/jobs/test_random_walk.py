@@ -28,6 +28,7 @@ from conquiet import (
     MemoryStore,
     Reject,
     RetryPolicy,
+    Unique,
 )
 from conquiet.jobs.policy import Interrupted
 from conquiet.jobs.store import Claimed, Wanted
@@ -62,6 +63,14 @@ specs = st.builds(
     task=st.sampled_from([None, None, "send", "räumen"]),
     key=st.sampled_from([None, None, "tenant-7"]),
     headers=st.sampled_from([None, None, {"trace": "é"}]),
+    unique=st.none()
+    | st.builds(
+        Unique,
+        key=st.sampled_from("xy"),
+        within=st.sampled_from([None, None, 12, 32]),
+        until=st.sampled_from(["finished", "started"]),
+        on_conflict=st.sampled_from(["raise", "existing", "replace"]),
+    ),
 )
 workers = st.sampled_from(["ann", "bob"])
 

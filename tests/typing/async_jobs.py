@@ -20,6 +20,7 @@ from conquiet import (
     ConfigError,
     ConquietError,
     DuplicateJobError,
+    EnqueuedIds,
     Job,
     JobHealth,
     JobPage,
@@ -38,6 +39,7 @@ from conquiet import (
     RetryPolicy,
     Snooze,
     StaleLeaseError,
+    Unique,
     UnknownJobError,
 )
 
@@ -76,9 +78,12 @@ async def the_jobs(store: JobStore) -> None:
     assert_type(await queue.enqueue(None, job_id="a", priority=1, delay=0.5, max_retries=None, connection=None), str)
     moment = dt.datetime.now(dt.UTC)
     assert_type(await queue.enqueue(1, at=moment, task="send", key="tenant-7", headers={"trace": "1"}), str)
-    assert_type(await queue.enqueue_many([JobSpec(1, at=moment, task="send", key="a", headers={})]), list[str])
-    assert_type(await queue.enqueue_many([1, JobSpec("two", job_id="b", priority=-1, delay=1)]), list[str])
-    assert_type(await queue.enqueue_many(n for n in range(3)), list[str])
+    unique = Unique("a", within=5, until="started", on_conflict="existing")
+    assert_type(await queue.enqueue(1, unique=unique), str)
+    assert_type((await queue.enqueue_many([JobSpec(1, unique=unique)])).skipped, tuple[int, ...])
+    assert_type(await queue.enqueue_many([JobSpec(1, at=moment, task="send", key="a", headers={})]), EnqueuedIds)
+    assert_type(await queue.enqueue_many([1, JobSpec("two", job_id="b", priority=-1, delay=1)]), EnqueuedIds)
+    assert_type(await queue.enqueue_many(n for n in range(3)), EnqueuedIds)
     jobs = await queue.claim(count=10, worker="w-1", timeout=1.5)
     assert_type(jobs, list[Job])
     assert_type(await queue.claim(), list[Job])
@@ -170,6 +175,8 @@ async def wrong_arguments_of_jobs(queue: JobQueue, store: MemoryStore, job: Job,
     await queue.enqueue(1, job_id=5)  # type: ignore[arg-type]
     await queue.enqueue(1, delay="soon")  # type: ignore[arg-type]
     await queue.enqueue(1, at=5.0)  # type: ignore[arg-type]
+    await queue.enqueue(1, unique="a")  # type: ignore[arg-type]
+    Unique("a", until="claimed")  # type: ignore[arg-type]
     await queue.enqueue(1, headers={"a": 1})  # type: ignore[dict-item]
     await queue.enqueue_many(5)  # type: ignore[arg-type]
     await queue.claim("10")  # type: ignore[arg-type]

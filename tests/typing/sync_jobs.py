@@ -20,6 +20,7 @@ from conquiet.sync import (
     ConfigError,
     ConquietError,
     DuplicateJobError,
+    EnqueuedIds,
     Job,
     JobHealth,
     JobPage,
@@ -71,9 +72,9 @@ def the_jobs(store: RedisStore) -> None:
     assert_type(queue.enqueue(None, job_id="a", priority=1, delay=0.5, max_retries=None, connection=None), str)
     moment = dt.datetime.now(dt.UTC)
     assert_type(queue.enqueue(1, at=moment, task="send", key="tenant-7", headers={"trace": "1"}), str)
-    assert_type(queue.enqueue_many([JobSpec(1, at=moment, task="send", key="a", headers={})]), list[str])
-    assert_type(queue.enqueue_many([1, JobSpec("two", job_id="b", priority=-1, delay=1)]), list[str])
-    assert_type(queue.enqueue_many(n for n in range(3)), list[str])
+    assert_type(queue.enqueue_many([JobSpec(1, at=moment, task="send", key="a", headers={})]), EnqueuedIds)
+    assert_type(queue.enqueue_many([1, JobSpec("two", job_id="b", priority=-1, delay=1)]), EnqueuedIds)
+    assert_type(queue.enqueue_many(n for n in range(3)), EnqueuedIds)
     jobs = queue.claim(count=10, worker="w-1", timeout=1.5)
     assert_type(jobs, list[Job])
     assert_type(queue.claim(), list[Job])

@@ -8,6 +8,7 @@ from typing import Final, cast
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.job import Attempt, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Claim, Lease
+from conquiet.jobs.unique import Hold
 from conquiet.wire.parser import Reply
 
 __all__ = ["LETTERS", "added", "claimed_jobs", "known_jobs", "settled", "token_of"]
@@ -33,12 +34,12 @@ _ERRORS: Final = (ValueError, KeyError, IndexError)  # what comes of reading a r
 def added(jobs: Sequence[NewJob]) -> list[Word]:
     """New jobs as words for the script, in runs of those that are alike but for ID and payload."""
     words: list[Word] = []
-    kind: tuple[int, int, int | None, int | None, str] | None = None
+    kind: tuple[int, int, int | None, int | None, str, Hold | None] | None = None
     length = 0
     for job in jobs:
         is_plain = job.task is None and job.key is None and not job.headers
         shape, body = ("", job.payload) if is_plain else _shaped(job)
-        this = (job.priority, job.delay_ms, job.max_retries, job.at_ms, shape)
+        this = (job.priority, job.delay_ms, job.max_retries, job.at_ms, shape, job.unique)
         if this != kind:
             if length:
                 words[-2 * length - 1] = length
@@ -59,13 +60,16 @@ def _shaped(job: NewJob) -> tuple[str, bytes]:
     return shape, b"".join([*filter(None, parts), job.payload])
 
 
-def _kind(priority: int, delay_ms: int, max_retries: int | None, at_ms: int | None, shape: str) -> tuple[Word, ...]:
+def _kind(
+    priority: int, delay_ms: int, max_retries: int | None, at_ms: int | None, shape: str, hold: Hold | None
+) -> tuple[Word, ...]:
     if not _LOWEST <= priority <= _HIGHEST:
         raise ConfigError(f"priority must be from {_LOWEST} to {_HIGHEST} in Redis, not {priority!r}")
     if not 0 <= delay_ms <= _LATEST:
         raise ConfigError(f"a delay must be from 0 to {_LATEST} ms in Redis, not {delay_ms!r}")
     due = delay_ms if at_ms is None else f"={at_ms}"
-    return f"{_HIGHEST - priority:010d}", due, "-" if max_retries is None else max_retries, shape, 0
+    unique = "" if hold is None else f"{hold.mode} {hold.within_ms} {int(hold.replaces)} {hold.key}"
+    return f"{_HIGHEST - priority:010d}", due, "-" if max_retries is None else max_retries, shape, unique, 0
 
 
 def token_of(one: Lease | Settlement) -> Word:

@@ -12,8 +12,9 @@ from itertools import count, islice
 from typing import Any, Final, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError
-from conquiet.jobs.job import Job, JobState, NewJob, Settlement
+from conquiet.jobs.job import REPLACED, Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, JobRetention, Lease, Wanted, numbered
+from conquiet.jobs.unique import Hold, Mode
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import new_lock
@@ -73,6 +74,8 @@ class _Queue:
         self.added = 0
         self.token = 0
         """The highest token of any job that was removed: an ID that is used again must not bring old leases back."""
+        self.uniques: dict[str, tuple[Mode, int, str]] = {}
+        """By unique key: how long it is held, until when if for a window, and by which job."""
         self.news = 0
         self.waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self.leases = _Line(self.jobs, lambda job: (job.lease_ms or 0, job.id))
@@ -95,6 +98,24 @@ class _Queue:
     def remove(self, id: str) -> None:
         self.token = max(self.token, self.jobs.pop(id).lease_token)
         del self.numbers[id]
+
+    def hold(self, new: NewJob, hold: Hold, now: int, since: int) -> str | None:
+        """Give a new job its unique key, or name the job that has it. What is numbered after ``since`` stays."""
+        if len(self.uniques) > 2 * len(self.jobs) + _SLACK:
+            self.uniques = {key: one for key, one in self.uniques.items() if self._is_held(*one, now)}
+        held = self.uniques.get(hold.key)
+        if held is not None and self._is_held(*held, now):
+            waiting = self.jobs.get(held[2])
+            is_replaced = hold.replaces and waiting is not None and self.numbers[held[2]] <= since
+            if not is_replaced or waiting is None or waiting.state is not JobState.READY:
+                return held[2]
+            self.put(waiting.cancelled(now, REPLACED))
+        self.uniques[hold.key] = (hold.mode, now + hold.within_ms, new.id)
+        return None
+
+    def _is_held(self, mode: Mode, ends: int, id: str, now: int) -> bool:
+        job = self.jobs.get(id)
+        return now < ends if mode == "W" else job is not None and job.holds(mode)
 
     def take(self, wanted: Wanted, now: int) -> list[Job]:
         """Claim what is wanted: a share of what was tried before, one of what waits longest, then the rest."""
@@ -150,7 +171,7 @@ class MemoryStore(Opened):
         """The former name of :meth:`clone`."""
         return self.clone()
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
         """Add all of ``jobs`` or none."""
         if connection is not None:
             raise ConfigError("a MemoryStore has no transactions: connection must be None")
@@ -160,7 +181,11 @@ class MemoryStore(Opened):
             taken = [id for id, times in given.items() if times > 1 or id in mine.jobs]
             if taken:
                 raise DuplicateJobError(queue, taken)
+            holders, since = dict[str, str](), mine.added
             for new in jobs:
+                if new.unique is not None and (holder := mine.hold(new, new.unique, now, since)) is not None:
+                    holders[new.id] = holder
+                    continue
                 mine.numbers[new.id] = mine.added = mine.added + 1
                 mine.put(
                     Job(
@@ -177,6 +202,7 @@ class MemoryStore(Opened):
                     )
                 )
             self._tell(mine)
+            return holders
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, Unpack
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.chunks import MOST, chunks
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
-from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
+from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, REPLACED, Event, Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import RedisStoreKeywords, RedisStoreOptions
 from conquiet.jobs.store import MOST_BYTES, Claim, Claimed, Expired, JobPage, JobRetention, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
@@ -132,22 +132,23 @@ class RedisStore(SharesHeartbeats, Opened):
         """The former name of :meth:`clone`."""
         return self.clone()
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
         """Add all of ``jobs`` or none, in one round trip; single ones of callers at the same time share it."""
         if connection is not None:
             raise ConfigError("a RedisStore cannot write in a transaction of yours: connection must be None")
         if len(jobs) == 1:
-            await self._gathering.add(queue, jobs[0])
-        elif jobs:
-            await self._add(queue, jobs)
+            return await self._gathering.add(queue, jobs[0])
+        return await self._add(queue, jobs) if jobs else {}
 
-    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> None:
+    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             raise DuplicateJobError(queue, await self._taken(queue, ids))
-        taken = await self._run(queue, _ADD, self._clock.offset_ms, len(ids), *added(jobs))
-        if taken:
-            raise DuplicateJobError(queue, [id.decode() for id in taken])
+        found = await self._run(queue, _ADD, self._clock.offset_ms, len(ids), REPLACED, *added(jobs))
+        if found and found[0]:
+            raise DuplicateJobError(queue, [id.decode() for id in found])
+        words = [word.decode() for word in found[1:]]
+        return dict(zip(words[::2], words[1::2], strict=True))
 
     async def _taken(self, queue: str, ids: Sequence[str]) -> list[str]:
         """Which IDs are given twice or there already, in the order given."""
