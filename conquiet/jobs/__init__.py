@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from conquiet.jobs.bulk import JobBatch
+from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.job import Attempt, Job, JobState
+from conquiet.jobs.progress import JobProgress
 from conquiet.jobs.queue import JobQueue
 from conquiet.jobs.spec import EnqueuedIds, JobSpec
 from conquiet.jobs.store import JobPage, JobRetention, JobStore, Keep
@@ -16,8 +19,11 @@ __all__ = [
     "Attempt",
     "EnqueuedIds",
     "Job",
+    "JobBatch",
+    "JobCounts",
     "JobHealth",
     "JobPage",
+    "JobProgress",
     "JobQueue",
     "JobRetention",
     "JobSpec",

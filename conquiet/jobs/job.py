@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conquiet.errors import JobStateError
+from conquiet.jobs.progress import DESKS, JobProgress, Report
 from conquiet.jobs.unique import Hold, Mode
 from conquiet.kit import codec
 
@@ -209,6 +210,10 @@ class Job(Struct, frozen=True, kw_only=True):
     worker: str | None = None
     """Who holds it, or held it last."""
     last_error: str | None = None
+    fraction: float | None = None
+    """How far its handler was, from 0 to 1, when it told so last; :attr:`progress` has it too."""
+    message: str = ""
+    """The words that came with it."""
     raw_result: bytes | None = None
     failures: tuple[Attempt, ...] = ()
     """The last attempts that did not succeed, oldest first; at most 20."""
@@ -234,6 +239,24 @@ class Job(Struct, frozen=True, kw_only=True):
     def result(self) -> Any:
         """What its handler returned; ``None`` if nothing, or not yet."""
         return None if self.raw_result is None else codec.decode(self.raw_result)
+
+    @property
+    def progress(self) -> JobProgress:
+        """How far it is, as its handler told last; a handler tells by ``await job.progress(0.4, "40 of 100")``."""
+        return JobProgress(self)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled; and for its handler, whether its work is for nothing.
+
+        That is so once the worker knows that the job was cancelled or its lease lost, that it took longer than
+        ``execution_timeout``, or that the worker waits for it no longer. A plain function, which nobody can stop, may
+        look at this from time to time, and end.
+        """
+        if self.state is JobState.IN_FLIGHT:
+            desk = DESKS.of(self)
+            return desk is not None and desk.is_called_off(self)
+        return self.state is JobState.FAILED and self.last_error == CANCELLED
 
     @property
     def is_finished(self) -> bool:
@@ -283,6 +306,10 @@ class Job(Struct, frozen=True, kw_only=True):
             claimed_ms=now,
             lease_ms=now + ttl_ms,
         )
+
+    def told(self, report: Report) -> Job:
+        """As far as its handler says that it is."""
+        return replace(self._after("renew"), fraction=report.fraction, message=report.message)
 
     def renewed(self, now: int, ttl_ms: int) -> Job:
         """Leased for longer."""

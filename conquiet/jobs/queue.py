@@ -12,8 +12,10 @@ import anyio
 from msgspec import structs
 
 from conquiet.errors import ConfigError, ConquietError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
+from conquiet.jobs.bulk import JobBatch, JobFilter, JobFilterKeywords, change_many
 from conquiet.jobs.chunks import chunks
 from conquiet.jobs.collector import Collector
+from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import JobQueueKeywords, JobQueueOptions
@@ -181,6 +183,7 @@ class JobQueue:
             claimed = await self._claimed(count, process_name() if worker is None else worker, waits)
             left = deadline - clock.monotonic()
             if claimed.jobs or left <= 0:
+                self._dispatch.handed_out(claimed.jobs)
                 return list(claimed.jobs)
             await self._dispatch.news(claimed, left)
 
@@ -281,8 +284,11 @@ class JobQueue:
         [job] = await self._store.find(self._name, [_job_id(job_id)])
         return job
 
-    async def counts(self) -> Mapping[JobState, int]:
-        """How many jobs are in each state. A job whose lease has run out is in flight until the next claim."""
+    async def counts(self) -> JobCounts:
+        """How many jobs are in each state. A job whose lease has run out is in flight until the next claim.
+
+        ``due`` and ``scheduled`` are those that are ready; ``oldest_age`` is for how many seconds one of them waits.
+        """
         return await self._store.counts(self._name)
 
     async def list_jobs(self, state: JobState, count: int = 100, cursor: str | None = None) -> JobPage:
@@ -322,6 +328,47 @@ class JobQueue:
     async def delete(self, job_id: str) -> None:
         """Remove a finished job; its ID may be used again."""
         self._known(job_id, await self._store.delete(self._name, _job_id(job_id)))
+
+    @takes(JobFilter)
+    async def replay_many(
+        self, count: int = 1000, cursor: str | None = None, **which: Unpack[JobFilterKeywords]
+    ) -> JobBatch:
+        """Replay failed jobs that have something in common, of the next ``count`` failed ones; which were replayed.
+
+        Go on with the answer's ``cursor`` until it is ``None``. What others have changed meanwhile is left as it is.
+        """
+
+        async def change(id: str) -> bool:
+            return bool(await self.replay(id))
+
+        return await change_many(self.list_jobs, "replay", (JobState.FAILED, count, cursor), which, change)
+
+    @takes(JobFilter)
+    async def cancel_many(
+        self,
+        state: JobState = JobState.READY,
+        count: int = 1000,
+        cursor: str | None = None,
+        **which: Unpack[JobFilterKeywords],
+    ) -> JobBatch:
+        """Cancel jobs that have something in common, of the next ``count`` that are ready or in flight."""
+        return await change_many(self.list_jobs, "cancel", (state, count, cursor), which, self.cancel)
+
+    @takes(JobFilter)
+    async def delete_many(
+        self,
+        state: JobState = JobState.FAILED,
+        count: int = 1000,
+        cursor: str | None = None,
+        **which: Unpack[JobFilterKeywords],
+    ) -> JobBatch:
+        """Remove jobs that have something in common, of the next ``count`` that have failed or succeeded."""
+
+        async def change(id: str) -> bool:
+            await self.delete(id)
+            return True
+
+        return await change_many(self.list_jobs, "delete", (state, count, cursor), which, change)
 
     async def purge(self) -> int:
         """Remove the finished jobs that are not to be kept; how many. Workers do so from time to time."""

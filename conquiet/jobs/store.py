@@ -9,7 +9,9 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from conquiet.errors import ConfigError
+from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
+from conquiet.jobs.progress import Report
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
 
@@ -209,6 +211,10 @@ class JobStore(Protocol):
         """Extend leases to ``ttl_ms`` from now; false for each whose job is not in flight by that claim."""
         ...
 
+    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
+        """Note how far jobs are; false for each that is not in flight by that claim."""
+        ...
+
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement, or nothing of it: false where the job is not in flight by that claim.
 
@@ -220,8 +226,12 @@ class JobStore(Protocol):
         """The jobs of these IDs, ``None`` for each that there is not."""
         ...
 
-    async def counts(self, queue: str) -> Mapping[JobState, int]:
-        """How many jobs are in each state."""
+    async def counts(self, queue: str) -> JobCounts:
+        """How many jobs are in each state, how many of them wait for their time, and since when the oldest waits."""
+        ...
+
+    async def list_queues(self) -> list[str]:
+        """The names of all queues that have jobs, sorted; of some that had some, too."""
         ...
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:

@@ -20,6 +20,7 @@ from conquiet.jobs.dispatch import lease_key
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.options import JobWorkerKeywords, JobWorkerOptions
 from conquiet.jobs.policy import Interrupted, judge
+from conquiet.jobs.progress import DESKS, Reports, Told
 from conquiet.jobs.queue import JobQueue
 from conquiet.jobs.settling import Settling
 from conquiet.jobs.store import Claimed
@@ -28,6 +29,7 @@ from conquiet.kit.ids import process_name
 from conquiet.kit.lifecycle import MOMENT, Life
 from conquiet.kit.options import instance, takes
 from conquiet.kit.policy import RetryPolicy
+from conquiet.kit.recent import Recent
 from conquiet.kit.retrying import Lines, Retrying
 from conquiet.kit.runners import Handler, Runners
 from conquiet.kit.service import Background
@@ -46,6 +48,7 @@ _AHEAD: Final = 3
 """For each place, how many outcomes may be on their way to a store that takes them."""
 _PURGE: Final = 60.0
 """About how many seconds lie between two looks for finished jobs that are not to be kept."""
+_MOST_GONE: Final = 1000
 _RESULTS: Final[Mapping[str, JobResult]] = {
     "ack": "succeeded",
     "retry": "retried",
@@ -69,6 +72,37 @@ class JobHealth:
     """How often in a row the store could not be asked or waited for jobs, or told what became of them."""
     stuck: int = 0
     """Handlers of those at work whose job is over: it took too long or was lost, and they have not ended yet."""
+
+
+class _WorkerDesk:
+    """By which the jobs of a worker find it."""
+
+    def __init__(self, worker: JobWorker) -> None:
+        self._worker = worker
+        self.reports: Reports | None = None
+        """Where handlers tell how far they are, while the worker runs."""
+        self.gone: Recent[tuple[str, int], str] = Recent(_MOST_GONE)
+        """Jobs that were lost or given up while their handlers may run on: by their leases, the IDs of their claims."""
+
+    def has(self, job: Told) -> bool:
+        """Whether the worker works on that job, or has lost it or given it up while the handler may run on."""
+        key = (job.id, job.lease_token)
+        mine = self._held(key)
+        return self.gone.get(key) == job.claim_id or (mine is not None and mine.claim_id == job.claim_id)
+
+    def is_called_off(self, job: Told) -> bool:
+        """Whether nobody waits for that job's handler any more."""
+        key = (job.id, job.lease_token)
+        return key in self.gone or self._held(key) is None
+
+    def drop(self, job: Job) -> None:
+        """Nobody waits for that job's handler from now on."""
+        self.gone.keep(lease_key(job), job.claim_id)
+
+    def _held(self, key: tuple[str, int]) -> Job | None:
+        worker = self._worker
+        held = None if worker._running is None else worker._holder.get(key)
+        return held if held is not None and worker._holder.has(held) else None
 
 
 class JobWorker:
@@ -103,6 +137,7 @@ class JobWorker:
         self._lines = Lines(_log)
         self._claiming = Retrying(self._lines, self._dispatch.store.clock)
         self._waiting = Retrying(self._lines, self._dispatch.store.clock)
+        self._desk = _WorkerDesk(self)
 
     @property
     def name(self) -> str:
@@ -143,6 +178,8 @@ class JobWorker:
             self._holder = self._dispatch.holder(self._lost, self._lines)
             running, settling = self._runners(), Settling(self._dispatch, self._written, self._lines)
             self._running, self._settling = running, settling
+            self._desk.reports = Reports(self._dispatch.store, self._dispatch.queue)
+            DESKS.add(self._desk)
             background, seconds = Background(), 0.0
             claiming: list[asyncio.Task[None]] = []
             try:
@@ -194,8 +231,10 @@ class JobWorker:
 
     async def _close(self, running: Runners[Job], settling: Settling, background: Background) -> None:
         self._running = self._settling = None
+        reports, self._desk.reports = self._desk.reports, None
+        closing = [background.aclose(), running.aclose(), settling.aclose(), self._holder.aclose()]
         # Side by side: a store that does not answer may take its time with each.
-        await asyncio.gather(background.aclose(), running.aclose(), settling.aclose(), self._holder.aclose())
+        await asyncio.gather(*closing, *([] if reports is None else [reports.aclose()]))
 
     def _give_back(self, jobs: Iterable[Job], settling: Settling) -> None:
         for job in jobs:
@@ -297,6 +336,7 @@ class JobWorker:
         if error is None:
             settlement = Settlement(job.id, job.lease_token, "ack", result=kept, claim_id=job.claim_id, seconds=seconds)
         else:
+            self._desk.drop(job)
             settlement = replace(self._judged(job, error), seconds=seconds)
         assert self._settling is not None
         self._settling.put(settlement)
@@ -346,8 +386,10 @@ class JobWorker:
             self._dispatch.metrics.ran(result, seconds_each)
 
     def _lost(self, job: Job, reason: str) -> None:
+        self._desk.drop(job)
         seconds = None if self._running is None else self._running.lose(lease_key(job))
         if seconds is not None:
             self._dispatch.metrics.stale("renew", 1)
             self._dispatch.metrics.ran("lost", [seconds])
-            _log.warning("queue %r, job %r: lost, its handler is cancelled", self._dispatch.queue, job.id)
+            how = "its handler is cancelled" if self._handler.is_async else "its thread runs on unless it looks"
+            _log.warning("queue %r, job %r: lost, %s", self._dispatch.queue, job.id, how)

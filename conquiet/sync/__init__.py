@@ -34,8 +34,11 @@ from conquiet import GroupPartition as GroupPartition
 from conquiet import HashPartitioner as HashPartitioner
 from conquiet import Health as Health
 from conquiet import Job as Job
+from conquiet import JobBatch as JobBatch
+from conquiet import JobCounts as JobCounts
 from conquiet import JobHealth as JobHealth
 from conquiet import JobPage as JobPage
+from conquiet import JobProgress as JobProgress
 from conquiet import JobRetention as JobRetention
 from conquiet import JobSpec as JobSpec
 from conquiet import JobState as JobState

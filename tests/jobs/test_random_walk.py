@@ -21,6 +21,7 @@ from conquiet import (
     Backoff,
     ConquietError,
     Job,
+    JobCounts,
     JobQueue,
     JobRetention,
     JobSpec,
@@ -31,6 +32,7 @@ from conquiet import (
     Unique,
 )
 from conquiet.jobs.policy import Interrupted
+from conquiet.jobs.progress import Report
 from conquiet.jobs.store import Claimed, Wanted
 from conquiet.kit.clock import ManualClock
 from tests.conftest import Rung
@@ -50,7 +52,7 @@ TTL: Final = 12.0
 TOLERANCE: Final = 2_000
 """Milliseconds by which stores may differ about when something happened."""
 IDS: Final = tuple("abcdefghijkl")
-SAYINGS: Final = ("ack", "nack", "reject", "heartbeat", "release", "nack later", "snooze", "interrupt")
+SAYINGS: Final = ("ack", "nack", "reject", "heartbeat", "release", "nack later", "snooze", "interrupt", "progress")
 
 ids = st.sampled_from(IDS)
 specs = st.builds(
@@ -189,7 +191,9 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def all_records_are_alike(self) -> None:
         self.both(lambda queue, _: queue.store.find(self.name, IDS))
-        ours, _ = self.both(lambda queue, _: queue.counts())
+        ours, theirs = self.both(lambda queue, _: queue.counts())
+        assert (ours.due, ours.scheduled) == (theirs.due, theirs.scheduled)
+        assert _close([_age(ours)], [_age(theirs)])
         assert sum(ours.values()) == len(self.known())
 
     def known(self) -> list[Job]:
@@ -202,6 +206,10 @@ async def _answer(call: Callable[[JobQueue, int], Awaitable[Any]], queue: JobQue
         return await call(queue, side)
     except ConquietError as error:
         return type(error), str(error), getattr(error, "job_ids", None), getattr(error, "enqueued", None)
+
+
+def _age(counts: JobCounts) -> int | None:
+    return None if counts.oldest_age is None else round(counts.oldest_age * 1000)
 
 
 def _claim_of(pair: tuple[Job, Job]) -> tuple[str, int]:
@@ -219,6 +227,9 @@ async def _told(queue: JobQueue, what: str, jobs: Sequence[Job]) -> None:
         await queue.nack(*jobs, error=Reject("no"))
     elif what == "snooze":
         await queue.release(*jobs, delay=7)
+    elif what == "progress":
+        reports = [Report(job.id, job.lease_token, job.claim_id, 0.25, f"by {job.worker}\n") for job in jobs]
+        assert len(await queue.store.progress(queue.name, reports)) == len(jobs)
     elif what == "interrupt":
         await queue.nack(*jobs, error=Interrupted())
     else:

@@ -231,7 +231,7 @@ async def test_a_run_that_is_cancelled_gives_its_jobs_back_at_once() -> None:
     assert not worker.health().healthy
     gate.open()
     async with serving(worker):
-        assert (await queue.wait(id, LONG)).attempts == 2
+        assert (await queue.wait(id, LONG)).attempts == 1
 
 
 async def cancelled_by_task(worker: JobWorker, moment: asyncio.Event) -> None:

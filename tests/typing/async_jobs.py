@@ -22,6 +22,8 @@ from conquiet import (
     DuplicateJobError,
     EnqueuedIds,
     Job,
+    JobBatch,
+    JobCounts,
     JobHealth,
     JobPage,
     JobQueue,
@@ -97,7 +99,15 @@ async def the_jobs(store: JobStore) -> None:
 
 async def looking_after_jobs(queue: JobQueue) -> None:
     assert_type(await queue.get("a"), Job | None)
-    assert_type(await queue.counts(), Mapping[JobState, int])
+    counts: Mapping[JobState, int] = await queue.counts()
+    assert_type(await queue.counts(), JobCounts)
+    assert_type((await queue.counts()).due, int)
+    assert_type((await queue.counts()).oldest_age, float | None)
+    assert_type(await queue.store.list_queues(), list[str])
+    batch = await queue.replay_many(count=5, cursor=None, error="ValueError", task="a", key="b", before=None)
+    assert_type((batch.job_ids, batch.cursor, counts[JobState.READY]), tuple[Sequence[str], str | None, int])
+    assert_type(await queue.cancel_many(JobState.IN_FLIGHT, task="a"), JobBatch)
+    assert_type(await queue.delete_many(JobState.SUCCEEDED, after=None), JobBatch)
     page = await queue.list_jobs(JobState.FAILED, count=10, cursor=None)
     assert_type(page, JobPage)
     assert_type(page.jobs, Sequence[Job])
@@ -127,7 +137,8 @@ def a_job(job: Job) -> None:
     assert_type(job.last_error, str | None)
     assert_type(job.failures, tuple[Attempt, ...])
     assert_type(job.failures[0].started_at, dt.datetime)
-    assert_type(job.is_finished, bool)
+    assert_type((job.is_finished, job.is_cancelled), tuple[bool, bool])
+    assert_type((job.progress.fraction, job.progress.message), tuple[float | None, str])
     assert_type(job.enqueued_at, dt.datetime)
     assert_type(job.retry_at, dt.datetime | None)
     assert_type(job.claimed_at, dt.datetime | None)
@@ -137,6 +148,7 @@ def a_job(job: Job) -> None:
 
 async def the_job_workers(queue: JobQueue) -> None:
     async def handle(job: Job) -> dict[str, int]:
+        assert_type(await job.progress(0.5, "half"), None)
         return {"bytes": len(job.raw)}
 
     def plain(job: Job) -> int:

@@ -87,7 +87,9 @@ def the_jobs(store: RedisStore) -> None:
 
 def looking_after_jobs(queue: JobQueue) -> None:
     assert_type(queue.get("a"), Job | None)
-    assert_type(queue.counts(), Mapping[JobState, int])
+    counts: Mapping[JobState, int] = queue.counts()
+    assert_type((queue.counts().due, counts[JobState.READY]), tuple[int, int])
+    assert_type(queue.replay_many(error="ValueError").job_ids, Sequence[str])
     page = queue.list_jobs(JobState.FAILED, count=10, cursor=None)
     assert_type(page, JobPage)
     assert_type(page.jobs, Sequence[Job])

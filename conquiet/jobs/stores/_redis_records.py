@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.job import Attempt, Job, JobState, NewJob, Settlement
+from conquiet.jobs.progress import Report
 from conquiet.jobs.store import Claim, Lease
 from conquiet.jobs.unique import Hold
 from conquiet.wire.parser import Reply
@@ -72,7 +73,7 @@ def _kind(
     return f"{_HIGHEST - priority:010d}", due, "-" if max_retries is None else max_retries, shape, unique, 0
 
 
-def token_of(one: Lease | Settlement) -> Word:
+def token_of(one: Lease | Settlement | Report) -> Word:
     """By which claim a job is held, as its record has it. Those of an older version have no ID."""
     return f"{one.token}.{one.claim_id}" if one.claim_id else one.token
 
@@ -128,10 +129,11 @@ def claimed_jobs(
         id = raw_id.decode()
         try:
             enqueued, ready, priority, most, task, key, headers, payload = _first(first)
-            attempts, token, snoozes, interruptions = 1, first_token, 0, 0
+            attempts, token, noted = 1, first_token, _UNNOTED
             if counts:
-                attempts, token, ready, *noted = map(int, counts.split())
-                snoozes, interruptions = noted or (0, 0)
+                numbers = counts.split(b" ", 3)
+                attempts, token, ready = map(int, numbers[:3])
+                noted = _notes(numbers[3]) if len(numbers) > 3 else _UNNOTED
             last_error, failures = (None, ()) if errors is None else _errors(errors)
             job = Job(
                 id=id,
@@ -143,8 +145,10 @@ def claimed_jobs(
                 raw_headers=headers,
                 priority=priority,
                 attempts=attempts,
-                snoozes=snoozes,
-                interruptions=interruptions,
+                snoozes=noted[0],
+                interruptions=noted[1],
+                fraction=noted[2],
+                message=noted[3],
                 lease_token=token,
                 claim_id=claim.id,
                 max_retries=most,
@@ -191,7 +195,7 @@ def _known(
     number, _, claim_id = token.partition(b".")
     end = 0 if length == b"-" else int(length)
     last_error, failures = (None, ()) if errors is None else _errors(errors)
-    snoozes, interruptions = (0, 0) if notes is None else map(int, notes.split(b" ")[:2])
+    noted = _UNNOTED if notes is None else _notes(notes)
     return Job(
         id=id,
         queue=queue,
@@ -202,8 +206,10 @@ def _known(
         raw_headers=headers,
         priority=priority,
         attempts=int(attempts),
-        snoozes=snoozes,
-        interruptions=interruptions,
+        snoozes=noted[0],
+        interruptions=noted[1],
+        fraction=noted[2],
+        message=noted[3],
         lease_token=int(number),
         claim_id=claim_id.decode(),
         max_retries=most,
@@ -253,6 +259,17 @@ def _errors(text: bytes) -> tuple[str, tuple[Attempt, ...]]:
         attempts.append(Attempt(number, text[at:middle].decode(), started, ended, text[middle:end].decode()))
         at = end
     return last, tuple(attempts)
+
+
+_Notes = tuple[int, int, float | None, str]
+_UNNOTED: Final[_Notes] = (0, 0, None, "")
+
+
+def _notes(text: bytes) -> _Notes:
+    """How often a job was put off and interrupted, how far it is, and the words that came with that."""
+    head, _, message = text.partition(b"\n")
+    snoozes, interruptions, *fraction = head.split(b" ")
+    return int(snoozes), int(interruptions), float(fraction[0]) if fraction else None, message.decode()
 
 
 def _numbers(text: bytes, at: int) -> list[int]:

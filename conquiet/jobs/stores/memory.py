@@ -12,7 +12,9 @@ from itertools import count, islice
 from typing import Any, Final, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError
+from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.job import REPLACED, Job, JobState, NewJob, Settlement
+from conquiet.jobs.progress import Report
 from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, JobRetention, Lease, Wanted, numbered
 from conquiet.jobs.unique import Hold, Mode
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
@@ -225,6 +227,12 @@ class MemoryStore(Opened):
             mine, now = self._of(queue), self._now()
             return [self._change(mine, lease, lambda job: job.renewed(now, ttl_ms)) for lease in leases]
 
+    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
+        """Note how far jobs are; false for each that is stale."""
+        with self._lock:
+            mine = self._of(queue)
+            return [self._change(mine, one, partial(_told, one)) for one in reports]
+
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         with self._lock:
@@ -238,11 +246,19 @@ class MemoryStore(Opened):
         with self._lock:
             return [self._of(queue).jobs.get(id) for id in ids]
 
-    async def counts(self, queue: str) -> Mapping[JobState, int]:
-        """How many jobs are in each state."""
+    async def counts(self, queue: str) -> JobCounts:
+        """How many jobs are in each state, and for how long they wait."""
         with self._lock:
-            found = Counter(job.state for job in self._of(queue).jobs.values())
-            return {state: found[state] for state in JobState}
+            jobs, now = self._of(queue).jobs.values(), self._now()
+            waits = [now - job.ready_ms for job in jobs if job.state is JobState.READY]
+            scheduled = sum(ms < 0 for ms in waits)
+            oldest = max(waits) if len(waits) > scheduled else None
+            return JobCounts(Counter(job.state for job in jobs), scheduled, oldest)
+
+    async def list_queues(self) -> list[str]:
+        """The names of all queues that have, or had, jobs."""
+        with self._lock:
+            return sorted(name for name, queue in self._queues.items() if queue.added)
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``, in the order of enqueueing."""
@@ -328,7 +344,7 @@ class MemoryStore(Opened):
             self._tell(mine)
         return found
 
-    def _change(self, mine: _Queue, by: Lease | Settlement, change: Callable[[Job], Job]) -> bool:
+    def _change(self, mine: _Queue, by: Lease | Settlement | Report, change: Callable[[Job], Job]) -> bool:
         job = mine.jobs.get(by.job_id)
         if job is None or job.state is not JobState.IN_FLIGHT:
             return False
@@ -356,6 +372,10 @@ class MemoryStore(Opened):
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:  # its loop was closed over its head
                 continue
+
+
+def _told(report: Report, job: Job) -> Job:
+    return job.told(report)
 
 
 def _settled(settlement: Settlement, now: int, job: Job) -> Job:

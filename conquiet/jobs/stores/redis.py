@@ -11,9 +11,11 @@ from typing import Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.chunks import MOST, chunks
+from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, REPLACED, Event, Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import RedisStoreKeywords, RedisStoreOptions
+from conquiet.jobs.progress import Report
 from conquiet.jobs.store import MOST_BYTES, Claim, Claimed, Expired, JobPage, JobRetention, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
 from conquiet.jobs.stores._redis_records import LETTERS, added, claimed_jobs, known_jobs, settled, token_of
@@ -28,6 +30,7 @@ from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import JobKeys
 from conquiet.wire.parser import Reply
+from conquiet.wire.scanning import glob_escaped, key_names
 from conquiet.wire.scripts import Script, run
 from conquiet.wire.streams import pack
 
@@ -39,6 +42,7 @@ _ADD: Final = Script.named("jobs_add")
 _CLAIM: Final = Script.named("jobs_claim")
 _LEASED: Final = Script.named("jobs_leased")
 _RENEW: Final = Script.named("jobs_renew")
+_PROGRESS: Final = Script.named("jobs_progress")
 _SETTLE: Final = Script.named("jobs_settle")
 _FIND: Final = Script.named("jobs_find")
 _COUNT: Final = Script.named("jobs_count")
@@ -220,6 +224,14 @@ class RedisStore(SharesHeartbeats, Opened):
             renewed += [done == 1 for done in reply]
         return renewed
 
+    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
+        """Note how far jobs are; false for each that is stale."""
+        noted: list[bool] = []
+        for some in chunks(reports, lambda report: len(report.message)):
+            words = [word for one in some for word in (one.job_id, token_of(one), repr(one.fraction), one.message)]
+            noted += [done == 1 for done in await self._run(queue, _PROGRESS, *words)]
+        return noted
+
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         applied: list[bool] = []
@@ -264,10 +276,17 @@ class RedisStore(SharesHeartbeats, Opened):
             found += known_jobs(queue, some[: len(reply[0])], reply)
         return found
 
-    async def counts(self, queue: str) -> Mapping[JobState, int]:
-        """How many jobs are in each state."""
-        numbers = await self._run(queue, _COUNT)
-        return dict(zip(LETTERS, map(int, numbers), strict=True))
+    async def counts(self, queue: str) -> JobCounts:
+        """How many jobs are in each state, and for how long they wait; with hundreds of priorities, about."""
+        *numbers, scheduled, oldest = await self._run(queue, _COUNT, self._clock.offset_ms)
+        return JobCounts(dict(zip(LETTERS, numbers, strict=True)), scheduled, None if oldest < 0 else oldest)
+
+    async def list_queues(self) -> list[str]:
+        """The names of all queues that have, or had, jobs. Goes through all keys of all nodes, some at a time."""
+        before, after = JobKeys("Q", self._namespace).sequence.split("{Q}")
+        before, after = before + "{", "}" + after
+        names = await key_names(self._link, f"{glob_escaped(before)}*{glob_escaped(after)}", "string")
+        return sorted(name.removeprefix(before).removesuffix(after) for name in names)
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``: ready ones in claim order, those in flight as enqueued, finished ones as they finished.

@@ -71,9 +71,10 @@ end
 
 -- Notes that a job was put off or interrupted: so many times more.
 local function note_return(id, snoozes, interruptions)
-  local one, other = string.match(redis.call('HGET', notes, id) or '0 0', '^(%d+) (%d+)')
+  local one, other, rest = string.match(redis.call('HGET', notes, id) or '0 0', '^(%d+) (%d+)(.*)$')
   written_notes[#written_notes + 1] = id
   written_notes[#written_notes + 1] = string.format('%d %d', tonumber(one) + snoozes, tonumber(other) + interruptions)
+    .. rest
 end
 
 -- The first moment at which a job falls due, and that at which a lease runs out; math.huge if there is none.

@@ -202,7 +202,7 @@ end
 for at, noted in ipairs(values_of(errors, again)) do claimed[at_of[again[at]]] = noted end
 for at, noted in ipairs(values_of(notes, again)) do
   local place = at_of[again[at]] - 1
-  if noted then claimed[place] = claimed[place] .. ' ' .. string.match(noted, '^%d+ %d+') end
+  if noted then claimed[place] = claimed[place] .. ' ' .. noted end
 end
 in_pieces('HSET', records, texts)
 in_pieces('ZADD', leases, leased)

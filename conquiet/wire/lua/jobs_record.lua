@@ -9,7 +9,8 @@
 --            claim is told from all others by both.
 --   errors   "count length\n", the last error, then for each failed attempt
 --            "number started ended length length\n", its worker and its error.
---   notes    "snoozes interruptions": how often it was given back at no cost after it was begun; there is none if never.
+--   notes    "snoozes interruptions", how often it was given back at no cost after it was begun; then, if its handler has
+--            told so, " fraction\n", how far it is, and words. There is none if all of this never happened.
 --   ready... members: priority, ready in 15 digits, sequence, "1" if tried before else "0", ID: in claim order.
 
 local function in_digits(ms)

@@ -65,7 +65,7 @@ class _Adding:
             known = await self._known([job.unique.key for job in left if job.unique is not None])
             chosen = _chosen(left, known, holders)
             if left == jobs and holders:
-                await self._check([job.id for job in jobs])  # an ID that is taken counts first, also of what is left out
+                await self._check([job.id for job in jobs])  # an ID that is taken counts, also of what is left out
             if not chosen:
                 break
             values = (*self._values(chosen), *_uniques(chosen, known), REPLACED)

@@ -14,7 +14,7 @@ __all__ = ["NUMBER", "WIDTH", "claimed_job", "job_of", "urgency"]
 
 NUMBER: Final = 1
 """The column with the place in the order of enqueueing."""
-WIDTH: Final = 23
+WIDTH: Final = 25
 
 _STATES: Final = {str(state): state for state in JobState}
 
@@ -45,6 +45,8 @@ def job_of(queue: str, row: Sequence[Any]) -> Job:
         raw_headers=row[20] or b"",
         snoozes=row[21],
         interruptions=row[22],
+        fraction=row[23],
+        message=row[24] or "",
     )
 
 
@@ -72,6 +74,8 @@ def claimed_job(claim: Claim, now: int, row: Sequence[Any]) -> Job:
         raw_headers=row[13] or b"",
         snoozes=row[14],
         interruptions=row[15],
+        fraction=row[16],
+        message=row[17] or "",
     )
 
 

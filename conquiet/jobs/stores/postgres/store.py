@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.chunks import MOST, chunks
+from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import CANCELLED, HISTORY, Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import PostgresStoreKeywords, PostgresStoreOptions
+from conquiet.jobs.progress import Report
 from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, JobRetention, Lease, Wanted, numbered
 from conquiet.jobs.stores._gathering import Gathering, added
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
@@ -177,6 +179,18 @@ class PostgresStore(SharesHeartbeats, Opened):
         held = {order[int(row[0]) - 1] for row in rows}
         return [_claim_of(lease) in held for lease in leases]
 
+    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
+        """Note how far jobs are; false for each that is stale."""
+        order = sorted({_claim_of(report): report for report in reports}.items())
+        given = [report for _, report in order]
+        ids, tokens = Texts([one.job_id for one in given]), Integers([one.token for one in given])
+        claims, words = Texts([one.claim_id for one in given]), Texts([one.message for one in given])
+        far = Integers([round(one.fraction * 1_000_000) for one in given])
+        values = (queue, ids, tokens, claims, far, words, len(given))
+        [rows] = await self._run("noting how far jobs are", queue, ("progress", values))
+        noted = {order[int(row[0]) - 1][0] for row in rows}
+        return [_claim_of(report) in noted for report in reports]
+
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         parts = chunks(settlements, Settlement.size)
@@ -205,11 +219,18 @@ class PostgresStore(SharesHeartbeats, Opened):
             found.update((row[0], job_of(queue, row)) for row in rows)
         return [found.get(id) for id in ids]
 
-    async def counts(self, queue: str) -> Mapping[JobState, int]:
-        """How many jobs are in each state."""
-        [rows] = await self._run("counting jobs", queue, ("counts", (queue, Texts(JobState))))
+    async def counts(self, queue: str) -> JobCounts:
+        """How many jobs are in each state, and for how long they wait."""
+        values = (queue, Texts(JobState), self._clock.offset_ms)
+        [rows] = await self._run("counting jobs", queue, ("counts", values))
         found: dict[str, int] = dict(rows)
-        return {state: found.get(state, 0) for state in JobState}
+        states = {state: found.get(state, 0) for state in JobState}
+        return JobCounts(states, found["scheduled"], found["oldest"])
+
+    async def list_queues(self) -> list[str]:
+        """The names of all queues that have jobs, or had some that were claimed."""
+        [rows] = await self._pool.run("listing queues", ("queues", ()))
+        return sorted(name for (name,) in rows)
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``, in the order of enqueueing: a thousand at most, and fewer if they are large."""
@@ -324,7 +345,7 @@ class PostgresStore(SharesHeartbeats, Opened):
         )
 
 
-def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
+def _claim_of(one: Lease | Settlement | Report) -> tuple[str, int, str]:
     return one.job_id, one.token, one.claim_id
 
 

@@ -1,2 +1,3 @@
 j.id, j.number, j.payload, j.priority, j.attempts, j.token, j.max_retries, j.last_error, j.failures::text, j.enqueued_ms,
-    j.ready_ms, j.task, j.key, j.headers, j.snoozes, j.interruptions
+    j.ready_ms, j.task, j.key, j.headers, j.snoozes, j.interruptions,
+    j.fraction, j.message
