@@ -77,7 +77,7 @@ async def change_many(
     event: Event,
     page: tuple[JobState, int, str | None],
     which: JobFilterKeywords,
-    change: Callable[[str], Awaitable[bool]],
+    change: Callable[[str], Awaitable[Job | bool | None]],
 ) -> JobBatch:
     """Change those jobs of a page that have something in common; what others have changed meanwhile is left as it is.
 
@@ -93,7 +93,7 @@ async def change_many(
     async def one(id: str) -> bool:
         async with places:
             try:
-                return await change(id)
+                return await change(id) is not False
             except (JobStateError, UnknownJobError):
                 return False
 

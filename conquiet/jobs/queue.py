@@ -329,6 +329,18 @@ class JobQueue:
         """Remove a finished job; its ID may be used again."""
         self._known(job_id, await self._store.delete(self._name, _job_id(job_id)))
 
+    async def pause(self) -> None:
+        """Let no worker anywhere claim jobs of this queue, until :meth:`resume`. What is in flight goes on."""
+        await self._store.pause(self._name, True)
+
+    async def resume(self) -> None:
+        """Let workers claim again; those who wait are told."""
+        await self._store.pause(self._name, False)
+
+    async def is_paused(self) -> bool:
+        """Whether nobody can claim jobs of this queue."""
+        return await self._store.is_paused(self._name)
+
     @takes(JobFilter)
     async def replay_many(
         self, count: int = 1000, cursor: str | None = None, **which: Unpack[JobFilterKeywords]
@@ -337,11 +349,7 @@ class JobQueue:
 
         Go on with the answer's ``cursor`` until it is ``None``. What others have changed meanwhile is left as it is.
         """
-
-        async def change(id: str) -> bool:
-            return bool(await self.replay(id))
-
-        return await change_many(self.list_jobs, "replay", (JobState.FAILED, count, cursor), which, change)
+        return await change_many(self.list_jobs, "replay", (JobState.FAILED, count, cursor), which, self.replay)
 
     @takes(JobFilter)
     async def cancel_many(
@@ -363,12 +371,7 @@ class JobQueue:
         **which: Unpack[JobFilterKeywords],
     ) -> JobBatch:
         """Remove jobs that have something in common, of the next ``count`` that have failed or succeeded."""
-
-        async def change(id: str) -> bool:
-            await self.delete(id)
-            return True
-
-        return await change_many(self.list_jobs, "delete", (state, count, cursor), which, change)
+        return await change_many(self.list_jobs, "delete", (state, count, cursor), which, self.delete)
 
     async def purge(self) -> int:
         """Remove the finished jobs that are not to be kept; how many. Workers do so from time to time."""

@@ -250,6 +250,14 @@ class JobStore(Protocol):
         """Remove a finished job; ``None`` if there is none. ``ConfigError`` if it is not finished."""
         ...
 
+    async def pause(self, queue: str, is_paused: bool) -> None:
+        """Lease nothing of the queue from now on, to nobody; or go on, and tell those who wait."""
+        ...
+
+    async def is_paused(self, queue: str) -> bool:
+        """Whether nothing of the queue is leased."""
+        ...
+
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs, the oldest first, that ``keep`` does not keep; how many. Up to a thousand a call."""
         ...

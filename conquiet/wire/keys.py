@@ -171,6 +171,7 @@ class JobKeys:
     unique = _Key("unique", "HASH from a unique key to the job that has it, or had it last.")
     unique_of = _Key("unique_of", "HASH from a job's ID to its unique key, unless that is held for a window of time.")
     unique_ends = _Key("unique_ends", "ZSET of the unique keys that are held for a window of time, by its end.")
+    paused = _Key("paused", "Is there if nothing is to be claimed.")
     notes = _Key("notes", "HASH from a job's ID to how often it was put off or interrupted, and how far it is.")
     ready = _Key(
         "ready", "ZSET of all that can be claimed now, in claim order: one score, so the members' order counts."
@@ -225,6 +226,7 @@ class JobKeys:
             self.unique,
             self.unique_of,
             self.unique_ends,
+            self.paused,
         ]
 
     def _key(self, what: str) -> str:

@@ -25,7 +25,7 @@ pytest_plugins = ["tests.jobs.postgres_fixtures"]
 
 JOB = NewJob("a", b"1")
 WANTED = Wanted(10, "w", 5_000, 3)
-LATEST = 6
+LATEST = 7
 """The version of the tables that this library makes."""
 
 

@@ -178,6 +178,11 @@ class Walk(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(found))
             self.both(lambda queue, _: getattr(queue, what)(id))
 
+    @rule(is_paused=st.sampled_from([True, False, False]))
+    def pause(self, is_paused: bool) -> None:
+        self.both(lambda queue, _: queue.pause() if is_paused else queue.resume())
+        self.both(lambda queue, _: queue.is_paused())
+
     @rule()
     def purge(self) -> None:
         self.both(lambda queue, _: queue.purge())

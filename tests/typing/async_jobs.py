@@ -116,6 +116,9 @@ async def looking_after_jobs(queue: JobQueue) -> None:
     assert_type(await queue.replay("a"), Job)
     assert_type(await queue.cancel("a"), bool)
     assert_type(await queue.delete("a"), None)
+    await queue.pause()
+    await queue.resume()
+    assert_type(await queue.is_paused(), bool)
     assert_type(await queue.purge(), int)
     assert_type(queue.collector().close(), None)
 

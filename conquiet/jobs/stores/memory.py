@@ -78,6 +78,7 @@ class _Queue:
         """The highest token of any job that was removed: an ID that is used again must not bring old leases back."""
         self.uniques: dict[str, tuple[Mode, int, str]] = {}
         """By unique key: how long it is held, until when if for a window, and by which job."""
+        self.is_paused = False
         self.news = 0
         self.waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self.leases = _Line(self.jobs, lambda job: (job.lease_ms or 0, job.id))
@@ -125,6 +126,8 @@ class _Queue:
             for line in (self._due, self._oldest, self._retried) if job.attempts else (self._due, self._oldest):
                 line.push(job)
         claim_id, size, taken = wanted.claim_id or nonce(), 0, list[Job]()
+        if self.is_paused:
+            return taken
         for line, most in ((self._retried, wanted.retries), (self._oldest, wanted.oldest), (self._due, wanted.count)):
             for _ in range(min(most, wanted.count - len(taken))):
                 found = line.first()
@@ -285,6 +288,18 @@ class MemoryStore(Opened):
                 job.check("delete")
                 mine.remove(id)
             return job
+
+    async def pause(self, queue: str, is_paused: bool) -> None:
+        """Lease nothing of the queue, or go on."""
+        with self._lock:
+            mine = self._of(queue)
+            mine.is_paused = is_paused
+            self._tell(mine)
+
+    async def is_paused(self, queue: str) -> bool:
+        """Whether nothing of the queue is leased."""
+        with self._lock:
+            return self._of(queue).is_paused
 
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""

@@ -46,6 +46,7 @@ _PROGRESS: Final = Script.named("jobs_progress")
 _SETTLE: Final = Script.named("jobs_settle")
 _FIND: Final = Script.named("jobs_find")
 _COUNT: Final = Script.named("jobs_count")
+_PAUSE: Final = Script.named("jobs_pause")
 _PAGE: Final = Script.named("jobs_page")
 _REPLAY: Final = Script.named("jobs_replay")
 _CANCEL: Final = Script.named("jobs_cancel")
@@ -253,6 +254,15 @@ class RedisStore(SharesHeartbeats, Opened):
         """Remove a finished job."""
         return self._changed(queue, id, "delete", await self._run(queue, _DELETE, id))
 
+    async def pause(self, queue: str, is_paused: bool) -> None:
+        """Lease nothing of the queue, or go on."""
+        await self._run(queue, _PAUSE, self._clock.offset_ms, int(is_paused))
+
+    async def is_paused(self, queue: str) -> bool:
+        """Whether nothing of the queue is leased."""
+        key = JobKeys(queue, self._namespace).paused
+        return bool(await self._link.call(key, pack("EXISTS", key)))
+
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
         if state not in (JobState.SUCCEEDED, JobState.FAILED):
@@ -277,7 +287,7 @@ class RedisStore(SharesHeartbeats, Opened):
         return found
 
     async def counts(self, queue: str) -> JobCounts:
-        """How many jobs are in each state, and for how long they wait; with hundreds of priorities, about."""
+        """How many jobs are in each state, and for how long they wait; with dozens of priorities, about."""
         *numbers, scheduled, oldest = await self._run(queue, _COUNT, self._clock.offset_ms)
         return JobCounts(dict(zip(LETTERS, numbers, strict=True)), scheduled, None if oldest < 0 else oldest)
 

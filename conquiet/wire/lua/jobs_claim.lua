@@ -69,6 +69,7 @@ write_down()
 -- The places to take, in claim order, and those of them that have a share.
 local function chosen()
   count, from_tried, from_oldest = tonumber(count), tonumber(from_tried), tonumber(from_oldest)
+  if redis.call('EXISTS', paused) == 1 then count = 0 end
   if count <= 0 then return {}, {} end
   local is_taken, first = {}, {}
   if from_tried > 0 then
@@ -225,6 +226,6 @@ local next_at = math.min(due_at, lapse_at)
 local next_ms = next_at < math.huge and math.max(0, next_at - now) or -1
 -- A store that takes all it can and leaves some tells another: it may have been the only one that was told. Of what fell due
 -- or ran out just now no store was told.
-if left > 0 then passes = moved > 0 and left or is_full and 1 or passes end
+if left > 0 and count > 0 then passes = moved > 0 and left or is_full and 1 or passes end
 if passes > 0 and wake(now, passes) == 0 and moved > 0 and left > 0 then tell_all() end
 return {now_text, base, next_ms, mark, expired, broken, claimed}

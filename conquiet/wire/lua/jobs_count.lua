@@ -19,12 +19,13 @@ if waiting > later then
   if first then see(string.sub(first, 11, 25)) end
   local due = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
   if due[2] and tonumber(due[2]) <= now then see(due[2]) end
-  -- The moments there may be too early, never too late: where the next one is later than what was found, that is it.
-  for at = 0, 99 do
-    local next_one = redis.call('ZRANGE', waits, at, at, 'WITHSCORES')
-    if not next_one[1] or tonumber(next_one[2]) > oldest then break end
-    if string.sub(next_one[1], 1, 1) ~= '+' then
-      local place = redis.call('ZRANGEBYLEX', ready, '[' .. next_one[1], '(' .. next_one[1] .. ':', 'LIMIT', 0, 1)[1]
+  -- The moments there may be too early, never too late: where the next one is not before what was found, that is it.
+  local next_ones = redis.call('ZRANGE', waits, 0, 15, 'WITHSCORES')
+  for at = 1, #next_ones, 2 do
+    local priority, since = next_ones[at], tonumber(next_ones[at + 1])
+    if since >= oldest then break end
+    if string.sub(priority, 1, 1) ~= '+' then
+      local place = redis.call('ZRANGEBYLEX', ready, '[' .. priority, '(' .. priority .. ':', 'LIMIT', 0, 1)[1]
       if place then see(string.sub(place, 11, 25)) end
     end
   end

@@ -267,6 +267,15 @@ class PostgresStore(SharesHeartbeats, Opened):
                 return job
             job.check("delete")
 
+    async def pause(self, queue: str, is_paused: bool) -> None:
+        """Lease nothing of the queue, or go on."""
+        await self._run("pausing", queue, ("pause", (queue, self._channel, is_paused)))
+
+    async def is_paused(self, queue: str) -> bool:
+        """Whether nothing of the queue is leased."""
+        [[(is_paused,)]] = await self._run("asking for a pause", queue, ("paused", (queue,)))
+        return bool(is_paused)
+
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
         age = None if keep.age is None else math.floor(min(keep.age * 1000, _LARGEST))
