@@ -6,7 +6,7 @@ import asyncio
 
 from conquiet import JobQueue, JobState
 from conquiet.kit.clock import ManualClock
-from tests.contracts.jobs_flavours import TTL, Backend, Recorder, Site, every, only, opened, serving, tally
+from tests.contracts.jobs_flavours import TTL, Backend, Flavour, Recorder, Site, every, only, opened, serving, tally
 from tests.rigs.clocks import WatchedClock
 from tests.rigs.waiting import LONG
 
@@ -32,13 +32,15 @@ async def test_nothing_of_a_paused_queue_is_claimed(site: Site, jobs: JobQueue) 
     assert len(await every(jobs)) == 4
 
 
-async def test_every_user_of_the_queue_is_paused(site: Site, backend: Backend, clock: ManualClock) -> None:
+async def test_every_user_of_the_queue_is_paused(
+    site: Site, backend: Backend, job_flavour: Flavour, clock: ManualClock
+) -> None:
     jobs = site.queue()
     await jobs.enqueue(1)
     await jobs.pause()
     assert await site.queue(jobs.name).claim() == [], "another object"
     if backend.name != "memory":
-        async with opened(backend, site.flavour, clock) as elsewhere:
+        async with opened(backend, job_flavour, clock) as elsewhere:
             theirs = elsewhere.queue(jobs.name)
             assert await theirs.is_paused() is True
             assert await theirs.claim() == []
