@@ -28,6 +28,7 @@ from conquiet.errors import (
     QueueError,
     Reject,
     Retry,
+    Snooze,
     StaleLeaseError,
     StreamNotOwnedError,
     TopicFullError,
@@ -36,9 +37,13 @@ from conquiet.errors import (
 )
 from conquiet.jobs import (
     Attempt,
+    EnqueuedIds,
     Job,
+    JobBatch,
+    JobCounts,
     JobHealth,
     JobPage,
+    JobProgress,
     JobQueue,
     JobRetention,
     JobSpec,
@@ -49,6 +54,7 @@ from conquiet.jobs import (
     MemoryStore,
     PostgresStore,
     RedisStore,
+    Unique,
 )
 from conquiet.kit.policy import Backoff, RetryPolicy
 from conquiet.message import EntryId, Message, Outgoing, QueueMessage
@@ -105,6 +111,7 @@ __all__ = [
     "Delivery",
     "DuplicateJobError",
     "EmbeddedRedis",
+    "EnqueuedIds",
     "EntryId",
     "GroupInfo",
     "GroupLostError",
@@ -112,8 +119,11 @@ __all__ = [
     "HashPartitioner",
     "Health",
     "Job",
+    "JobBatch",
+    "JobCounts",
     "JobHealth",
     "JobPage",
+    "JobProgress",
     "JobQueue",
     "JobRetention",
     "JobSpec",
@@ -148,6 +158,7 @@ __all__ = [
     "Retention",
     "Retry",
     "RetryPolicy",
+    "Snooze",
     "StaleLeaseError",
     "StreamAdded",
     "StreamBalancer",
@@ -162,6 +173,7 @@ __all__ = [
     "TopicFullError",
     "TopicInfo",
     "TypedCodec",
+    "Unique",
     "UnknownJobError",
     "UnknownTopicError",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Final, TypeAlias
 
@@ -16,9 +16,10 @@ from conquiet.kit.service import Background
 
 __all__ = ["Gathering", "HeldError", "added"]
 
-_MOST: Final = 500
+_MOST: Final = 450
+"""Of the others: with the first, no more words than a request may have if each differs from the one before."""
 _MOST_BYTES: Final = 1 << 20
-
+_NOBODY: Final[Mapping[str, str]] = {}
 _BACKOFF: Final = Backoff(base=0.02, cap=0.5)
 """How long to wait before an ID is tried again that another transaction holds."""
 
@@ -27,12 +28,12 @@ class HeldError(Exception):
     """Others have one of the IDs, in a transaction that has not ended; nothing was added. Never leaves a store."""
 
 
-async def added(add: Callable[[], Awaitable[None]]) -> None:
+async def added(add: Callable[[], Awaitable[Mapping[str, str]]]) -> Mapping[str, str]:
     """Add, again and again while others hold an ID. No connection is kept meanwhile: that would keep it from others."""
-    await patiently(SYSTEM_CLOCK, add, on=HeldError, backoff=_BACKOFF, retries=None)
+    return await patiently(SYSTEM_CLOCK, add, on=HeldError, backoff=_BACKOFF, retries=None)
 
 
-_Place: TypeAlias = tuple[NewJob, "asyncio.Future[None]"]
+_Place: TypeAlias = tuple[NewJob, "asyncio.Future[str | None]"]
 
 
 class _Batch:
@@ -41,17 +42,22 @@ class _Batch:
     def __init__(self, first: NewJob) -> None:
         self._loop = asyncio.get_running_loop()
         self._ids = {first.id}
-        self._size = len(first.payload)
+        self._uniques = set[str]() if first.unique is None else {first.unique.key}
+        self._size = first.size()
         self.others: list[_Place] = []
 
     def takes(self, job: NewJob) -> bool:
-        """Whether a job can go with the others. Of two with one ID, the store has to see both."""
-        has_room = len(self.others) < _MOST and self._size + len(job.payload) <= _MOST_BYTES
+        """Whether a job can go with the others. Of two with one ID or unique key, the store has to see both."""
+        has_room = len(self.others) < _MOST and self._size + job.size() <= _MOST_BYTES
+        if job.unique is not None and job.unique.key in self._uniques:
+            return False
         return has_room and job.id not in self._ids and asyncio.get_running_loop() is self._loop
 
-    def join(self, job: NewJob) -> asyncio.Future[None]:
+    def join(self, job: NewJob) -> asyncio.Future[str | None]:
         self._ids.add(job.id)
-        self._size += len(job.payload)
+        if job.unique is not None:
+            self._uniques.add(job.unique.key)
+        self._size += job.size()
         future = self._loop.create_future()
         self.others.append((job, future))
         return future
@@ -64,18 +70,17 @@ class Gathering:
     that comes alone does not wait for others.
     """
 
-    def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[None]]) -> None:
+    def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[Mapping[str, str]]]) -> None:
         self._add = add
         self._open: dict[str, _Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background = Background()
 
-    async def add(self, queue: str, job: NewJob) -> None:
+    async def add(self, queue: str, job: NewJob) -> Mapping[str, str]:
         """Add a job; as the store's own ``add`` of that job alone."""
         batch = self._open.get(queue)
         if batch is not None and batch.takes(job):
-            await batch.join(job)
-            return
+            return _answer(job, await batch.join(job))
         is_behind = batch is not None
         batch = self._open[queue] = _Batch(job)
         try:
@@ -86,11 +91,10 @@ class Gathering:
             raise
         self._close(queue, batch)
         if not batch.others and not is_behind:
-            await added(lambda: self._add(queue, [job]))
-            return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            return await added(lambda: self._add(queue, [job]))
+        mine: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._start(queue, [(job, mine), *batch.others])
-        await mine
+        return _answer(job, await mine)
 
     async def aclose(self) -> None:
         """Give up what is under way: its callers get a ``QueueError``."""
@@ -125,7 +129,7 @@ class Gathering:
         tries = 0
         while places := [place for place in places if not place[1].done()]:
             try:
-                await self._add(queue, [job for job, _ in places])
+                holders = await self._add(queue, [job for job, _ in places])
             except DuplicateJobError as error:
                 _refuse(queue, places, error)
             except HeldError:
@@ -141,7 +145,7 @@ class Gathering:
                 for place in places:  # which of them is wrong, each finds out for itself
                     await self._send(queue, [place])
             else:
-                _tell(places)
+                _tell(places, holders)
 
 
 def _abandon(places: Sequence[_Place]) -> None:
@@ -150,10 +154,14 @@ def _abandon(places: Sequence[_Place]) -> None:
             future.set_exception(_closed())
 
 
-def _tell(places: Sequence[_Place]) -> None:
-    for _, future in places:
+def _tell(places: Sequence[_Place], holders: Mapping[str, str]) -> None:
+    for job, future in places:
         if not future.done():
-            future.set_result(None)
+            future.set_result(holders.get(job.id) if holders else None)
+
+
+def _answer(job: NewJob, holder: str | None) -> Mapping[str, str]:
+    return _NOBODY if holder is None else {job.id: holder}
 
 
 def _refuse(queue: str, places: Sequence[_Place], error: DuplicateJobError) -> None:
