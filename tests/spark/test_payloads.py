@@ -18,7 +18,7 @@ from conquiet.spark import TopicSink, Written, parsed, publish
 from tests.spark.conftest import Home
 from tests.spark.looking import asked, entries, payloads
 
-pytestmark = [pytest.mark.any_server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.any_server, pytest.mark.timeout(180)]
 
 EVERY = {
     "a_text": "'ä\"\\\\ \\n'",
