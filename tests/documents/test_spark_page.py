@@ -48,7 +48,7 @@ def test_defaults_are_right() -> None:
     assert rows()["deadLetters"] == str(read.dead_letters).lower()
     assert rows()["nullKeys"] == f"`{write.null_keys}`"
     assert rows()["batchId"] == str(write.batch_id)
-    assert rows()["serverPatience"] == f"{read.patience:g}" == f"{write.patience:g}"
+    assert rows()["serverPatience"] == f"{place.patience:g}"
     assert rows()["payloadType"] == ("`binary`" if read.binary else "`text`")
     assert rows()["acceptDuplicates"] == str(write.accept_duplicates).lower()
     assert [read.limit, read.size, read.group, read.tasks, read.since, read.until] == [None] * 6

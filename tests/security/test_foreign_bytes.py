@@ -24,7 +24,7 @@ from conquiet import (
 )
 from conquiet.balance import ledger
 from conquiet.jobs.job import Job
-from conquiet.jobs.queue import _checked
+from conquiet.jobs.spec import checked
 from conquiet.jobs.store import Claim
 from conquiet.jobs.stores._redis_records import claimed_jobs, known_jobs
 from conquiet.message import Message, QueueMessage
@@ -179,4 +179,4 @@ def test_options(make: Any, names: tuple[str, ...], data: st.DataObject) -> None
 def test_a_job_to_be(delay: Any, priority: Any, most: Any) -> None:
     spec = JobSpec({"n": 1}, delay=delay, priority=priority, max_retries=most)
     with suppress(ConfigError):
-        assert _checked(spec, "1").id == "1"
+        assert checked(spec, "1").id == "1"

@@ -87,7 +87,8 @@ def test_all_that_a_write_can_be_told() -> None:
         acceptDuplicates="true",
         serverPatience="0",
     )
-    assert found == WriteOptions(found.place, "customer", "body", "about", "nr", "allow", "w", 7, True, 0.0)
+    assert found == WriteOptions(found.place, "customer", "body", "about", "nr", "allow", "w", 7, True)
+    assert found.place.patience == 0
 
 
 def test_options_that_come_with_a_table_are_left_to_spark() -> None:

@@ -94,7 +94,9 @@ def test_payloads_are_parsed_by_spark(spark: SparkSession, home: Home) -> None:
     for payload in ({"n": 1, "more": 2}, {"n": "one"}, [1], {}):
         home.broker.send("orders", payload)
     frame = load(spark, home)
-    for schema in ("n INT, s STRING", StructType.fromDDL("n INT, s STRING")):
+    struct = StructType.fromDDL("n INT, s STRING")
+    assert isinstance(struct, StructType)
+    for schema in ("n INT, s STRING", struct):
         found = parsed(frame, schema)
         assert found.columns == [*frame.columns, "_corrupt"]
         assert found.schema["payload"].dataType.simpleString() == "struct<n:int,s:string>"

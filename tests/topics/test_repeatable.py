@@ -73,9 +73,9 @@ async def test_other_rows_at_the_same_place_are_not_lost(stage: Stage) -> None:
     ],
 )
 def test_only_equal_rows_have_one_digest(one: tuple[bytes, list[str]], other: tuple[bytes, list[str]]) -> None:
-    digests = [Chunk(0, 0, bytearray(kinds), values).packed()[1] for kinds, values in (one, other, one)]
+    digests = [Chunk(0, 0, bytearray(kinds), [*values]).packed()[1] for kinds, values in (one, other, one)]
     assert digests[0] != digests[1]
-    assert digests[0] == digests[2] == Chunk(3, 9, bytearray(one[0]), list(one[1])).packed()[1]
+    assert digests[0] == digests[2] == Chunk(3, 9, bytearray(one[0]), [*one[1]]).packed()[1]
 
 
 async def test_two_tasks_with_the_same_part_write_it_once_and_in_order(stage: Stage) -> None:
