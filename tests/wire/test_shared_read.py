@@ -30,6 +30,8 @@ from tests.rigs.waiting import LONG, eventually, held
 pytestmark = [pytest.mark.any_server, pytest.mark.slow]
 
 MANY = 300
+PROBE = b"UNBLOCK\r\n$1\r\n0\r\n"
+"""Asks a node, once, whether reads can be woken."""
 START = "0-0"
 BUDGET = 20
 """How many commands an idle reader may send in a second."""
@@ -156,7 +158,7 @@ async def test_a_reader_that_is_back_in_time_costs_one_command_an_entry(
             [after] = await add(url, stream)
             assert told(await waiting) == {stream: [after]}
     assert proxy.count(b"XREAD") <= 25
-    assert proxy.count(b"UNBLOCK") <= 2
+    assert proxy.count(b"UNBLOCK") - proxy.count(PROBE) <= 2
     other.cancel()
     await ended([other])
 
@@ -240,7 +242,7 @@ async def test_an_interrupt_ends_its_read_alone(url: str, proxy: Proxy, link: Co
         assert await mine is None
     assert await link.read({stream: START}, 1, LONG, interrupt) is None
     assert not other.done()
-    assert proxy.count(b"UNBLOCK") == 0
+    assert proxy.count(b"UNBLOCK") == proxy.count(PROBE)
     await add(url, f"{stream}:other")
     await ended([other])
 
