@@ -114,11 +114,11 @@ def test_a_job_that_was_claimed(id: bytes, first: bytes, counts: bytes | None, e
     assert isinstance(found, Job | QueueError)
 
 
-@given(RECORDS, RECORDS, RECORDS, st.one_of(st.none(), NUMBERS))
+@given(RECORDS, RECORDS, RECORDS, st.one_of(st.none(), NUMBERS), RECORDS)
 def test_a_job_that_was_looked_at(
-    first: bytes | None, record: bytes | None, errors: bytes | None, lease: bytes | None
+    first: bytes | None, record: bytes | None, errors: bytes | None, lease: bytes | None, notes: bytes | None
 ) -> None:
-    [found] = known_jobs("q", ["1"], [[first], [record], [errors], [lease]])
+    [found] = known_jobs("q", ["1"], [[first], [record], [errors], [lease], [notes]])
     assert found is None or isinstance(found, Job | QueueError)
 
 

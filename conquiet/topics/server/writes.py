@@ -136,7 +136,8 @@ class Chunk:
 
     def packed(self) -> tuple[bytes, bytes]:
         """The values as one, in MessagePack, and a digest, which is the same for the same rows only."""
-        packed = _pack([_as_text(one) for one in self.values] if isinstance(self.values[0], bytes) else self.values)
+        has_bytes = any(isinstance(one, bytes) for one in self.values[:1])  # of all rows, or of none
+        packed = _pack([_as_text(one) for one in self.values] if has_bytes else self.values)
         return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
 
 
