@@ -2,11 +2,11 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   for each job: ID, token as in records, how far from 0 to 1, words
 -- RETURNS {1 if noted else 0...}
--- MEMORY adds: a note
+-- MEMORY keeps: who runs a job goes on
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
-stop_when_full(sequence)
+go_on_when_full(jobs)
 local ids, replies, texts = {}, {}, {}
 for at = 1, #ARGV, 4 do ids[#ids + 1] = ARGV[at] end
 local known = values_of(notes, ids)
