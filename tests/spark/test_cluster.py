@@ -15,7 +15,7 @@ from tests.spark.conftest import ROOT, Home
 from tests.spark.looking import payloads
 from tests.spark.standalone import Cluster, environment, packed, standalone, submitted, zipped
 
-pytestmark = [pytest.mark.any_server, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.any_server, pytest.mark.timeout(600)]
 
 PARTITIONS = {"in": 3, "copy": 2, "out": 2}
 

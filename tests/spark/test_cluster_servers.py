@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from conquiet.spark import TopicSink, register
 from conquiet.sync import Broker
@@ -58,7 +57,7 @@ def rows(spark: SparkSession, first: int = 0) -> DataFrame:
     )
 
 
-def copying(spark: SparkSession, home: Home, place: Path) -> StreamingQuery:
+def copying(spark: SparkSession, home: Home, place: Path) -> DataFrame:
     register(spark)
     return (
         spark.readStream.format("conquiet")
@@ -67,7 +66,6 @@ def copying(spark: SparkSession, home: Home, place: Path) -> StreamingQuery:
         .select("payload", "key")
         .writeStream.format("conquiet")
         .options(**home.of("out", checkpointLocation=place))
-        .start()
     )
 
 
@@ -77,7 +75,7 @@ def test_a_write_a_read_and_a_stream(spark: SparkSession, home: Home, tmp_path: 
     rows(spark).write.format("conquiet").options(**home.of("in")).mode("append").save()
     rows(spark, ROWS).foreachPartition(TopicSink(home.url, "in", namespace=home.namespace))
     assert numbers(spark, home, "in") == list(range(2 * ROWS))
-    query = copying(spark, home, tmp_path)
+    query = copying(spark, home, tmp_path).start()
     try:
         query.processAllAvailable()
         home.broker.admin.grow("in", 5)

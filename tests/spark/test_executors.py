@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession, functions
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
 
 from conquiet.sync import Broker, JobQueue, Outgoing, QueueConfig, RedisStore, RedisStreamsQueue
 from tests.spark.conftest import Home
@@ -117,7 +118,7 @@ def by_map_in_arrow(spark: SparkSession, broker: Broker, count: Callable[[], int
             yield pa.RecordBatch.from_pydict({"seen": [count()]})
 
     rows = frame(spark).mapInArrow(send, "seen LONG").collect()
-    return max(int(row["seen"]) for row in rows)
+    return max(row["seen"] for row in rows)
 
 
 def by_pandas_udf(spark: SparkSession, broker: Broker, count: Callable[[], int], place: Path) -> int:
@@ -128,9 +129,9 @@ def by_pandas_udf(spark: SparkSession, broker: Broker, count: Callable[[], int],
         return pd.Series([count()] * len(ids))
 
     send.__annotations__ = {"ids": pd.Series, "return": pd.Series}
-    udf: Any = vars(functions)["pandas_udf"](send, "long")
+    udf: Any = f.pandas_udf(send, "long")  # type: ignore[call-overload]
     rows = frame(spark).select(udf("id").alias("seen")).collect()
-    return max(int(row["seen"]) for row in rows)
+    return max(row["seen"] for row in rows)
 
 
 def by_foreach_batch(spark: SparkSession, broker: Broker, count: Callable[[], int], place: Path) -> int:

@@ -6,20 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.spark import register
@@ -29,7 +19,7 @@ from conquiet.spark.options import Place, ReadOptions, WriteOptions
 from conquiet.sync import Broker, EmbeddedRedis, Outgoing
 from conquiet.topics.outside import pages
 from conquiet.wire.address import Address
-from conquiet.wire.connections import Connections, is_refusal
+from conquiet.wire.connections import Connections
 from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.clocks import WatchedClock
@@ -163,28 +153,6 @@ async def test_a_refusal_is_not_repeated(url: str) -> None:
     assert clock.waits == 0
 
 
-@pytest.mark.parametrize(
-    ("cause", "is_one"),
-    [
-        (AuthenticationError("WRONGPASS"), True),
-        (NoPermissionError("this user has no permissions"), True),
-        (ResponseError("WRONGTYPE Operation against a key"), True),
-        (RedisConnectionError("refused"), False),
-        (BusyLoadingError("loading the dataset"), False),
-        (ReadOnlyError("You can't write against a read only replica."), False),
-        (ResponseError("Error running script: -READONLY You can't write"), False),
-        (ResponseError("BUSY Redis is busy running a script."), False),
-        (ResponseError("NOREPLICAS Not enough good replicas to write."), False),
-        (OutOfMemoryError("command not allowed"), False),
-        (TimeoutError(), False),
-    ],
-)
-def test_a_state_that_passes_is_no_refusal(cause: Exception, is_one: bool) -> None:
-    error = QueueError("asked in vain")
-    error.__cause__ = cause
-    assert is_refusal(error) is is_one
-
-
 @pytest.mark.any_server
 async def test_what_has_not_begun_is_not_waited_for(restarted: Restarted) -> None:
     clock = WatchedClock()
@@ -224,10 +192,6 @@ def test_a_task_is_in_the_middle_of_the_work(monkeypatch: pytest.MonkeyPatch) ->
 # --- in Spark ----------------------------------------------------------------------------------------------------
 
 
-def has_copied(home: Home, share: int) -> bool:
-    return len(payloads(home, "out")) >= share
-
-
 @pytest.mark.any_server
 @pytest.mark.timeout(600)
 def test_a_restart_of_the_server_does_not_end_a_stream(
@@ -251,7 +215,7 @@ def test_a_restart_of_the_server_does_not_end_a_stream(
         )
         try:
             for share in (200, 500):
-                until(partial(has_copied, home, share), f"{share} rows are copied")
+                until(lambda share=share: len(payloads(home, "out")) >= share, f"{share} rows are copied")
                 restarted.stop()
                 restarted.start()
             broker.send_batch("in", map(Outgoing, range(1_000, 1_100)))
