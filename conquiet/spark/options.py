@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "path", "outputmode"}
 """What Spark passes on though it is not meant for the source."""
-_BOTH: Final = ("url", "topic", "namespace", "serverPatience")
+_BOTH: Final = ("url", "topic", "namespace")
 _READ: Final = (
     *_BOTH,
     "startId",
@@ -47,11 +47,8 @@ class Place:
     url: str
     topic: str
     namespace: str = ""
-    patience: float = 60.0
-    """For how many seconds a server may be away."""
 
     def __post_init__(self) -> None:
-        rules.number("serverPatience", self.patience, least=0)
         rules.text("url", self.url)
         name("topic", self.topic)
         if self.namespace:
@@ -159,7 +156,7 @@ class _Given:
                 raise ConfigError(f"the option {option!r} is missing")
         assert url is not None
         assert topic is not None
-        return Place(url, topic, self._values.get("namespace", ""), self.as_("serverPatience", _seconds, 60.0))
+        return Place(url, topic, self._values.get("namespace", ""))
 
     def as_(self, option: str, read: Callable[[str], Any], default: Any) -> Any:
         value = self._values.get(option.lower())
@@ -202,13 +199,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError("it must be at least 1")
     return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("it must be a number of seconds") from None
 
 
 def _entry_id(text: str) -> str:

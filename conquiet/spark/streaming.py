@@ -6,16 +6,21 @@ to there (``null`` where that is not known). The second number tells whether ent
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from conquiet.errors import DataLostError, GroupLostError, QueueError
+from conquiet.kit.clock import SYSTEM_CLOCK
 from conquiet.kit.entry_ids import BEGINNING, before, order
+from conquiet.kit.retrying import patiently
 from conquiet.spark.bounding import Bounds
-from conquiet.spark.connection import find, heard, opened
+from conquiet.spark.connection import find, opened
 from conquiet.spark.failures import briefly
 from conquiet.spark.options import ReadOptions
 from conquiet.spark.reading import Slice, check_starts, lost, read_slice, split
@@ -42,16 +47,15 @@ R = TypeVar("R")
 Offset: TypeAlias = "dict[str, list[Any]]"
 """By partition: the last ID, and how many entries were ever added up to it."""
 
+_log = logging.getLogger("conquiet.spark")
 _SHOWN: Final = 5.0
 """For how many seconds a group of which nothing new can be told counts as served."""
-_LULL: Final = 0.6
-"""For how many seconds a query without news waits for some: as long as it may take to stop it."""
 
 
 class TopicStreamReader(DataSourceStreamReader, AvailableNow):
     """Plans the micro-batches in the driver, and reads their slices in the tasks.
 
-    A server that is away is waited for, as long as the user's patience lasts: an error here would end the query.
+    A failing server is asked again for about ten seconds: an error here would end the query.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -69,10 +73,6 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         """For how many partitions the group is known to be there."""
         self._published: Offset | None = None
         self._published_at = 0.0
-        self._seen: dict[str, End] = {}
-        """How the partitions stood when they were looked at last, by their streams."""
-        self._is_idle = False
-        """Whether the last question for news found none, and nothing has happened since."""
 
     def __getstate__(self) -> object:
         return (self._options, self._schema)
@@ -95,9 +95,6 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         since = self._reached if start is None else dict(start)
         rows = self._options.limit if start is None else getattr(limit, "max_rows", None)
         end = self._ask(self._latest, since, rows)
-        if end == since and self._is_idle and self._target is None and self._ask(self._has_news):
-            end = self._ask(self._latest, since, rows)
-        self._is_idle = end == since
         self._reached = end
         return end
 
@@ -106,8 +103,8 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         return read_limit(self._options.limit)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Where the topic ended when the last batch was planned; for progress reports."""
-        return _offset_of(self._seen.values()) if self._seen else self._ask(self._end_of_all)
+        """Where the topic ends; for progress reports."""
+        return self._ask(self._end_of_all)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is added from now on is not for this query."""
@@ -122,7 +119,6 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done, and the next one under way: operators can see it."""
-        self._is_idle = False  # another source of the same query has news: it is not to wait for this one
         if self._options.group is not None:
             self._ask(self._publish, end)
 
@@ -141,7 +137,13 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     @briefly
     def _ask(self, question: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        return call(question, *args, **kwargs)
+        return call(patiently, SYSTEM_CLOCK, partial(question, *args, **kwargs), self._before_retry)
+
+    def _before_retry(self, error: QueueError) -> None:
+        # The first question is not repeated: a server that is not there is the user's to see.
+        if self._reached is None or isinstance(error, DataLostError | GroupLostError):
+            raise error
+        _log.warning("topic %r: asked again: %s", self._options.place.topic, error)
 
     async def _close(self) -> None:
         (instance, self._instance), (bounds, self._bounds) = (self._instance, None), (self._bounds, None)
@@ -154,14 +156,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         if self._instance is None:
             self._instance = opened(self._options.place)
         topic = await find(self._instance, self._options.place)
-        found = await ends(self._instance, topic)
-        self._seen = dict(zip(topic.streams(self._instance.keys), found, strict=True))
-        return self._instance, topic, found
-
-    async def _has_news(self) -> bool:
-        """Wait a moment for something new; whether there is. Else Spark would ask again a hundred times a second."""
-        assert self._instance is not None  # it was asked just now
-        return await heard(self._instance, {stream: end.last for stream, end in self._seen.items()}, _LULL)
+        return self._instance, topic, await ends(self._instance, topic)
 
     async def _initial(self) -> Offset:
         instance, topic, found = await self._look()
@@ -188,7 +183,7 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
 
     async def _end_of_all(self) -> Offset:
         _, _, found = await self._look()
-        return _offset_of(found)
+        return {str(partition): [end.last, end.added] for partition, end in enumerate(found)}
 
     async def _latest(self, since: Offset | None, limit: int | None) -> Offset:
         instance, topic, found = await self._look()
@@ -265,10 +260,6 @@ class TopicStreamReader(DataSourceStreamReader, AvailableNow):
         there = {partition: place for partition, place in places.items() if partition < topic.partitions}
         await publish_progress(self._instance, topic, self._options.group, there)
         self._published, self._published_at = offset, time.monotonic()
-
-
-def _offset_of(found: Iterable[End]) -> Offset:
-    return {str(partition): [end.last, end.added] for partition, end in enumerate(found)}
 
 
 async def _bounded(

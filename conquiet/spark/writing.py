@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -32,8 +33,11 @@ _PAGE: Final = 1_000
 
 
 def say(text: str) -> None:
-    """Tell what a task has done, to whoever has set up the logger ``conquiet.spark`` for that."""
-    _log.info("%s", text)
+    """Put a line into the task's log, which is standard error unless logging is set up."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info(text)
+    else:
+        sys.stderr.write(f"conquiet.spark: {text}\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,6 @@ class Admin(Twin[core.Admin]):
 
 class Broker(Facade[core.Broker]):
     __doc__ = core.Broker.__doc__
-    _closes_when_dropped = True
 
     @takes(BrokerOptions)
     def __init__(self, client: AddressLike, **options: Unpack[BrokerKeywords]) -> None:

@@ -45,7 +45,6 @@ class MemoryStore(_Store[core.MemoryStore]):
 
 class RedisStore(_Store[core.RedisStore]):
     __doc__ = core.RedisStore.__doc__
-    _closes_when_dropped = True
 
     @takes(given.RedisStoreOptions)
     def __init__(self, client: AddressLike, **options: Unpack[given.RedisStoreKeywords]) -> None:
@@ -62,7 +61,6 @@ class RedisStore(_Store[core.RedisStore]):
 
 class PostgresStore(_Store[core.PostgresStore]):
     __doc__ = core.PostgresStore.__doc__
-    _closes_when_dropped = True
 
     @takes(given.PostgresStoreOptions)
     def __init__(self, dsn: str, **options: Unpack[given.PostgresStoreKeywords]) -> None:
