@@ -72,7 +72,7 @@ async def test_a_message_that_does_not_come_stays_pending_and_the_queue_works_on
 async def test_a_server_that_refuses_to_wake_a_read_is_waited_for(
     consumer: QueueConsumer, queue: RedisStreamsQueue, proxy: Proxy, look: Look, caplog: pytest.LogCaptureFixture
 ) -> None:
-    proxy.refuse(b"UNBLOCK", REFUSED)
+    proxy.refuse(b"UNBLOCK", REFUSED, times=2)  # also when it is asked whether that is allowed
     reading = asyncio.ensure_future(consumer.next(BLOCK_MS))
     await look.blocked()
     consumer.stop()

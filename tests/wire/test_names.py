@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from conquiet import Address, EmbeddedRedis
+from conquiet import Address
 from conquiet.wire.connections import Connections
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.streams import pack, xread
 from tests.conftest import Rung
 from tests.rigs.asking import ask, blocked
 from tests.rigs.proxy import Proxy
+from tests.rigs.servers import on_a_port
 
 pytestmark = pytest.mark.any_server
 
@@ -64,10 +65,9 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_no_unblock_goes_to_another_server_of_the_same_name(rung: Rung, resolved: list[str]) -> None:
-    binary = rung.binary or None
     async with (
-        EmbeddedRedis(binary=binary, unix_socket=False) as one,
-        EmbeddedRedis(binary=binary, unix_socket=False) as two,
+        on_a_port(rung.binary) as one,
+        on_a_port(rung.binary) as two,
         Proxy(one.url) as first,
         Proxy(two.url) as second,
         relayed("127.0.0.1", 0, first.url) as port,
