@@ -83,7 +83,7 @@ def as_nobody(server: EmbeddedRedis) -> str:
     command = [_python(), "-I", "-c", ATTEMPTS, str(server.pid), str(server.directory), str(port)]
     done = subprocess.run(command, **AS_NOBODY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return str(done.stdout).strip()
 
 
 def _python() -> str:
