@@ -59,9 +59,10 @@ def _verdict(message: Message) -> BaseException | None:
 async def test_a_batch_handler_may_empty_its_list(broker: Broker) -> None:
     got: list[Any] = []
 
-    async def handle(batch: list[Message]) -> None:
-        while batch:
-            got.append(batch.pop(0).payload)
+    async def handle(batch: Sequence[Message]) -> None:
+        assert isinstance(batch, list)
+        got.extend(message.payload for message in batch)
+        batch.clear()
 
     await broker.send_batch("orders", numbered(30, partition=1))
     options = impatient(batch_handler=True, batch_size=10, drain_timeout=0.1)

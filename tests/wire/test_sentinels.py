@@ -61,7 +61,7 @@ async def cut_off(binary: str, place: Path) -> AsyncIterator[Endpoint]:
     """A Sentinel that has lost sight of its master, which is the only one that it knows."""
     name = place / "redis-sentinel"
     os.symlink(binary, name)
-    async with EmbeddedRedis(binary=name, unix_socket=False) as sentinel, EmbeddedRedis(unix_socket=False) as master:
+    async with on_a_port(name) as sentinel, on_a_port() as master:
         url = urlsplit(master.url)
         await ask(sentinel.url, "SENTINEL", "MONITOR", SERVICE, "127.0.0.1", url.port or 0, 2)
         await ask(sentinel.url, "SENTINEL", "SET", SERVICE, "down-after-milliseconds", 1)
