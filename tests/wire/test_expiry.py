@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from conquiet import EmbeddedRedis, QueueError
+from conquiet import QueueError
 from conquiet.wire import expiry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections

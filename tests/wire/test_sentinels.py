@@ -16,7 +16,7 @@ import trustme
 from redis.asyncio import Sentinel
 from redis.asyncio.connection import Connection, SSLConnection
 
-from conquiet import Address, ConfigError, EmbeddedRedis, QueueConfig, RedisStreamsQueue
+from conquiet import Address, ConfigError, QueueConfig, RedisStreamsQueue
 from conquiet.wire.address import Endpoint
 from conquiet.wire.connections import Connections
 from conquiet.wire.streams import pack
@@ -24,6 +24,7 @@ from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 from tests.rigs.sentinel import SERVICE, LocalSentinels
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import LONG, eventually, held
 
 pytestmark = [pytest.mark.any_server, pytest.mark.slow]
