@@ -26,7 +26,6 @@ ALONE = [
     f"tests/system/test_{name}.py"
     for name in ("balance_kill", "jobs_blocking", "jobs_chaos", "jobs_kill", "topics_chaos", "topics_scale")
 ]
-SPARK_ALONE = ["tests/spark/test_kill.py", "tests/spark/test_cluster.py"]
 MATRIX = [
     ("3.11", "pyspark~=4.0.0"),
     ("3.11", "pyspark~=4.1.0"),
@@ -81,10 +80,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def pipeline(session: nox.Session) -> None:
-    """Orders flow through a Spark stream, which is killed on the way; the totals are right to the cent. Needs Java.
-
-    ``-- --cluster`` runs Spark as a standalone master with two workers, and kills an executor too.
-    """
+    """Orders flow through a Spark stream, which is killed on the way; the totals are right to the cent. Needs Java."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         session.error("Spark needs Java 17 or newer: put it on the PATH, or set JAVA_HOME")
     Environment(session, "embedded,spark").run("python", "-m", "examples.spark_pipeline", *session.posargs)
@@ -163,7 +159,7 @@ def system(session: nox.Session) -> None:
     files = ["tests/system", *map(str, sorted(faults)), *(f"--ignore={file}" for file in alone)]
     spread = ["--numprocesses=2", "--dist=worksteal"]
     environment.run("python", "-m", "pytest", limit, "-q", *spread, *files, CONQUIET_TEST_SCALE="1")
-    environment.run("python", "-m", "pytest", limit, "-q", *alone, *SPARK_ALONE, CONQUIET_TEST_SCALE="1")
+    environment.run("python", "-m", "pytest", limit, "-q", *alone, "tests/spark/test_kill.py", CONQUIET_TEST_SCALE="1")
 
 
 @nox.session(venv_backend="none")

@@ -28,7 +28,6 @@ from conquiet.errors import (
     QueueError,
     Reject,
     Retry,
-    Snooze,
     StaleLeaseError,
     StreamNotOwnedError,
     TopicFullError,
@@ -37,13 +36,9 @@ from conquiet.errors import (
 )
 from conquiet.jobs import (
     Attempt,
-    EnqueuedIds,
     Job,
-    JobBatch,
-    JobCounts,
     JobHealth,
     JobPage,
-    JobProgress,
     JobQueue,
     JobRetention,
     JobSpec,
@@ -54,7 +49,6 @@ from conquiet.jobs import (
     MemoryStore,
     PostgresStore,
     RedisStore,
-    Unique,
 )
 from conquiet.kit.policy import Backoff, RetryPolicy
 from conquiet.message import EntryId, Message, Outgoing, QueueMessage
@@ -111,7 +105,6 @@ __all__ = [
     "Delivery",
     "DuplicateJobError",
     "EmbeddedRedis",
-    "EnqueuedIds",
     "EntryId",
     "GroupInfo",
     "GroupLostError",
@@ -119,11 +112,8 @@ __all__ = [
     "HashPartitioner",
     "Health",
     "Job",
-    "JobBatch",
-    "JobCounts",
     "JobHealth",
     "JobPage",
-    "JobProgress",
     "JobQueue",
     "JobRetention",
     "JobSpec",
@@ -158,7 +148,6 @@ __all__ = [
     "Retention",
     "Retry",
     "RetryPolicy",
-    "Snooze",
     "StaleLeaseError",
     "StreamAdded",
     "StreamBalancer",
@@ -173,7 +162,6 @@ __all__ = [
     "TopicFullError",
     "TopicInfo",
     "TypedCodec",
-    "Unique",
     "UnknownJobError",
     "UnknownTopicError",
 ]

@@ -20,14 +20,13 @@
           ├── StaleLeaseError           a job is not leased to the caller any more; nothing was changed
           └── StreamNotOwnedError       a stream is not, or no longer, the caller's; nothing was changed
 
-Three exceptions go the other way: a handler raises them to say what shall become of its message or job.
+Two exceptions go the other way: a handler raises them to say what shall become of its message or job.
 
 ::
 
     Exception
      ├── Reject                         no more tries: a dead letter, or a failed job
-     ├── Retry                          try again, counted as a failure
-     └── Snooze                         not now: try again after a delay, not counted
+     └── Retry                          try again, counted as a failure
 
 A ``QueueError`` never says whether trying again may help: that is the caller's policy. Nothing in the
 library retries behind it, but for what Spark's processes read and write by ranges and chunks: to ask for those
@@ -53,7 +52,6 @@ __all__ = [
     "QueueError",
     "Reject",
     "Retry",
-    "Snooze",
     "StaleLeaseError",
     "StreamNotOwnedError",
     "TopicFullError",
@@ -156,23 +154,19 @@ class UnknownTopicError(ConfigError):
 class DuplicateJobError(ConquietError):
     """A job ID is taken, until the finished job's record is removed; ``job_ids`` names all that were.
 
-    Or, if ``is_unique``, the unique key of the job is taken, by the job that is named. Nothing was added by the call
-    that was refused. ``enqueued`` are the jobs of a long list that were added before, in chunks that were not refused.
+    Nothing was added by the call that was refused. ``enqueued`` are the jobs of a long list that were added before,
+    in chunks that were not refused.
     """
 
-    def __init__(
-        self, queue: str, job_ids: Sequence[str], enqueued: Sequence[str] = (), is_unique: bool = False
-    ) -> None:
+    def __init__(self, queue: str, job_ids: Sequence[str], enqueued: Sequence[str] = ()) -> None:
         more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
-        what = "for this unique key already" if is_unique else "already"
-        super().__init__(f"queue {queue!r} has a job with the ID {job_ids[0]!r}{more} {what}")
+        super().__init__(f"queue {queue!r} has a job with the ID {job_ids[0]!r}{more} already")
         self.queue = queue
         self.job_ids = tuple(job_ids)
         self.enqueued = tuple(enqueued)
-        self.is_unique = is_unique
 
-    def __reduce__(self) -> tuple[type[DuplicateJobError], tuple[str, tuple[str, ...], tuple[str, ...], bool]]:
-        return type(self), (self.queue, self.job_ids, self.enqueued, self.is_unique)
+    def __reduce__(self) -> tuple[type[DuplicateJobError], tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        return type(self), (self.queue, self.job_ids, self.enqueued)
 
 
 class LeaseError(ConquietError):
@@ -222,20 +216,3 @@ class Retry(Exception):
         if delay is not None and not 0 <= delay < float("inf"):
             raise ConfigError(f"delay must be a finite number of seconds of at least 0, not {delay!r}")
         self.delay = delay
-
-
-class Snooze(Exception):
-    """Raised by a handler of a job: not now. The job is ready again after ``delay`` seconds, and no attempt is used.
-
-    For what is not a failure: a limit elsewhere is reached, a file is not there yet. It may be raised any number of
-    times; :attr:`Job.snoozes` says how often.
-    """
-
-    def __init__(self, delay: float, reason: str = "") -> None:
-        if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < float("inf"):
-            raise ConfigError(f"delay must be a finite number of seconds of at least 0, not {delay!r}")
-        super().__init__(reason)
-        self.delay = float(delay)
-
-    def __reduce__(self) -> tuple[type[Snooze], tuple[float, str]]:
-        return type(self), (self.delay, str(self))

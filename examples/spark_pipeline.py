@@ -4,8 +4,7 @@ A shop publishes DataFrames of orders to the topic ``orders``. A structured stre
 time to the topic ``totals``, and keeps what comes there in Parquet. A service without Spark follows ``totals`` too. In
 the middle the stream is killed, driver and JVM, and started again from its checkpoints.
 
-``nox -s pipeline`` runs this on a Redis that it starts by itself; Java 17 or newer has to be there. With ``--cluster``
-Spark is a standalone master with two workers, and an executor is killed too.
+``nox -s pipeline`` runs this on a Redis that it starts by itself; Java 17 or newer has to be there.
 """
 
 from __future__ import annotations
@@ -14,28 +13,25 @@ import asyncio
 import json
 import os
 import random
-import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conquiet import Broker, EmbeddedRedis, SubscribeOptions
-from conquiet.spark import TopicSink, parsed, register
+from conquiet.spark import TopicSink, register
 
 SHOPS = ["Lyon", "Oslo", "Porto"]
 FIRST_DAY = datetime(2030, 1, 1, tzinfo=UTC)
@@ -81,17 +77,13 @@ def spark_session(name: str) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # a short life is not worth the best code
         "spark.driver.host": "127.0.0.1",
-        "spark.cores.max": "2",  # of a cluster, which both programs share
-        "spark.executor.cores": "1",
-        "spark.executor.memory": "512m",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
     # Two slots, and as on a cluster a task that fails is tried again, up to four times in all.
-    master = os.environ.get("PIPELINE_MASTER", "local[2,4]")
-    spark = SparkSession.builder.master(master).appName(name).config(map=settings).getOrCreate()
+    spark = SparkSession.builder.master("local[2,4]").appName(name).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
@@ -136,9 +128,10 @@ def add_up(spark: SparkSession, url: str, place: str) -> StreamingQuery:
     A DECIMAL adds up exactly; and cents are integers, which everybody who reads JSON keeps exactly. A shuffle may bring
     the rows of a repeated batch in another order, so they are known by IDs.
     """
-    orders = spark.readStream.format("conquiet").options(url=url, subscribe="orders", maxOffsetsPerTrigger=ORDERS // 8)
     totals = (
-        parsed(orders.load(), ORDER)
+        spark.readStream.format("conquiet")
+        .options(url=url, topic="orders", schema=ORDER, maxRowsPerBatch=ORDERS // 8)
+        .load()
         .select("payload.*")
         .withWatermark("at", "1 day")
         .groupBy("shop", F.window("at", "6 hours"))
@@ -163,10 +156,9 @@ def add_up(spark: SparkSession, url: str, place: str) -> StreamingQuery:
 
 def keep(spark: SparkSession, url: str, place: str) -> StreamingQuery:
     """The totals as Parquet."""
-    totals = spark.readStream.format("conquiet").options(url=url, subscribe="totals").load()
+    totals = spark.readStream.format("conquiet").options(url=url, topic="totals", schema=TOTAL).load()
     return (
-        parsed(totals, TOTAL)
-        .select("payload.*")
+        totals.select("payload.*")
         .writeStream.format("parquet")
         .option("checkpointLocation", f"{place}/checkpoint-parquet")
         .trigger(processingTime="200 milliseconds")
@@ -250,50 +242,6 @@ class Program:
             await self._process.wait()
 
 
-class Cluster:
-    """A standalone master with two workers, from the PySpark that is installed."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._log = place / "master.log"
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    async def start(self) -> str:
-        """Its address, once both workers are there."""
-        self._launch("master.Master", "master")
-        url = await self._logged(r"Starting Spark master at (spark://\S+)")
-        for name in ("worker-1", "worker-2"):
-            self._launch("worker.Worker", name, "-c", "2", "-m", "1g", "-d", str(self._place / name), url)
-        await self._logged(r"(?s)Registering worker.*Registering worker()")
-        return url
-
-    def _launch(self, role: str, name: str, *words: str) -> None:
-        launcher = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-        here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        command = [launcher, f"org.apache.spark.deploy.{role}", *here, *words]
-        with (self._place / f"{name}.log").open("wb") as log:
-            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
-
-    async def _logged(self, pattern: str) -> str:
-        while (found := re.search(pattern, self._log.read_text(errors="replace"))) is None:
-            if any(process.poll() is not None for process in self._processes):
-                raise SystemExit(f"the cluster does not start:\n{self._log.read_text(errors='replace')[-3_000:]}")
-            await asyncio.sleep(0.1)
-        return found[1]
-
-    def kill_an_executor(self) -> None:
-        """With kill -9, one that is there now: a child of a worker."""
-        rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-        workers = {worker.pid for worker in self._processes[1:]}
-        pairs = (map(int, row.split()) for row in rows.splitlines())
-        os.kill(next(child for child, parent in pairs if parent in workers), signal.SIGKILL)
-
-    def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-            process.wait()
-
-
 def expected() -> Totals:
     """The same by hand."""
     found: Totals = {}
@@ -308,10 +256,9 @@ def expected() -> Totals:
 class Pipeline:
     """All of it, and a clock."""
 
-    def __init__(self, url: str, place: str, cluster: Cluster | None) -> None:
+    def __init__(self, url: str, place: str) -> None:
         log = Path(place) / "spark.log"
         self.url = url
-        self.cluster = cluster
         self.place = place
         self.dashboard = Dashboard()
         self.shop = Program("shop", log)
@@ -333,10 +280,6 @@ class Pipeline:
         await self.stream.kill()
         self.say(f"killed the stream with kill -9, {self.dashboard.orders:,} of {ORDERS:,} orders in its totals")
         await self.resume()
-        if self.cluster is not None:
-            await self.until(ORDERS // 2)
-            self.cluster.kill_an_executor()
-            self.say(f"killed an executor with kill -9, {self.dashboard.orders:,} of {ORDERS:,} orders in the totals")
         await self.until(ORDERS)
         self.stream.finish()
         found: list[dict[str, Any]] = json.loads(await self.stream.says("parquet"))
@@ -364,19 +307,14 @@ class Pipeline:
                 self.say(f"the dashboard knows of {told:,} orders in {len(self.dashboard.totals)} windows")
 
 
-async def main(on_cluster: bool) -> int:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, ExitStack() as stack:
+async def main() -> int:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         async with EmbeddedRedis() as server, asyncio.TaskGroup() as services:
             print(f"{server.software} runs at {server.url}")
-            cluster = Cluster(Path(place)) if on_cluster else None
-            if cluster is not None:
-                stack.callback(cluster.stop)
-                os.environ["PIPELINE_MASTER"] = master = await cluster.start()
-                print(f"Spark runs at {master}, with two workers", flush=True)
             async with Broker.connect(server.url) as broker:
                 await broker.create_topic("orders", partitions=3)
                 await broker.create_topic("totals", partitions=2)
-            pipeline = Pipeline(server.url, place, cluster)
+            pipeline = Pipeline(server.url, place)
             following = services.create_task(pipeline.dashboard.run(server.url))
             try:
                 parquet = await pipeline.run()
@@ -405,10 +343,10 @@ def report(dashboard: Dashboard, parquet: list[dict[str, Any]]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["shop"], ["stream"]):
+    if len(sys.argv) > 1:
         programs: dict[str, Callable[..., None]] = {"shop": shop, "stream": stream}
         programs[sys.argv[1]](*sys.argv[2:])
     elif shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         sys.exit("Spark needs Java 17 or newer: put it on the PATH, or set JAVA_HOME")
     else:
-        sys.exit(asyncio.run(main("--cluster" in sys.argv[1:])))
+        sys.exit(asyncio.run(main()))

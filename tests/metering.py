@@ -10,7 +10,6 @@ from conquiet.metrics import (
     GroupGauges,
     GroupPartitionGauges,
     JobGauges,
-    JobLineGauges,
     JobsCollector,
     PartitionGauges,
     TopicsCollector,
@@ -36,25 +35,20 @@ GOLDEN_JOBS = {
     "conquiet_jobs_cancelled_total": ("counter", ("queue",)),
     "conquiet_jobs_claimed_total": ("counter", ("queue",)),
     "conquiet_jobs_collector_up": ("gauge", ()),
-    "conquiet_jobs_due": ("gauge", ("queue",)),
     "conquiet_jobs_enqueued_total": ("counter", ("queue",)),
     "conquiet_jobs_expired_total": ("counter", ("queue",)),
     "conquiet_jobs_failed_total": ("counter", ("queue",)),
-    "conquiet_jobs_interrupted_total": ("counter", ("queue",)),
-    "conquiet_jobs_oldest_age_seconds": ("gauge", ("queue",)),
     "conquiet_jobs_released_total": ("counter", ("queue",)),
     "conquiet_jobs_replayed_total": ("counter", ("queue",)),
     "conquiet_jobs_retried_total": ("counter", ("queue",)),
     "conquiet_jobs_run_seconds": ("histogram", ("queue", "result")),
-    "conquiet_jobs_scheduled": ("gauge", ("queue",)),
-    "conquiet_jobs_snoozed_total": ("counter", ("queue",)),
     "conquiet_jobs_stale_total": ("counter", ("queue", "operation")),
     "conquiet_jobs_stored": ("gauge", ("queue", "state")),
     "conquiet_jobs_succeeded_total": ("counter", ("queue",)),
     "conquiet_jobs_wait_seconds": ("histogram", ("queue",)),
 }
 
-COUNTED = (JobGauges("q", "ready", 4), JobGauges("q", "in_flight", 0), JobLineGauges("q", 3, 1, 1.5))
+COUNTED = (JobGauges("q", "ready", 4), JobGauges("q", "in_flight", 0))
 
 RECORDS = (
     PartitionGauges("t", 0, 10),
@@ -88,8 +82,6 @@ def use_everything(registry: CollectorRegistry | None = None) -> tuple[TopicsCol
     jobs.retried(5)
     jobs.failed(6)
     jobs.released(7)
-    jobs.snoozed(12)
-    jobs.interrupted(13)
     jobs.cancelled(8)
     jobs.replayed(2)
     jobs.stale("renew", 10)

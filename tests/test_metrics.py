@@ -119,9 +119,6 @@ def test_the_default_registry_exposes_nothing_else() -> None:
     assert found < set(metrics.NAMES)
     assert set(metrics.NAMES) - found == {
         "conquiet_jobs_collector_up",
-        "conquiet_jobs_due",
-        "conquiet_jobs_oldest_age_seconds",
-        "conquiet_jobs_scheduled",
         "conquiet_jobs_stored",
         "conquiet_topics_collector_up",
         "conquiet_topics_lag",

@@ -14,7 +14,6 @@ from conquiet.metrics import (
     GroupGauges,
     GroupPartitionGauges,
     JobGauges,
-    JobLineGauges,
     JobsCollector,
     PartitionGauges,
     TopicsCollector,
@@ -190,23 +189,19 @@ def test_the_state_of_jobs_is_read_once_a_scrape_and_until_it_is_closed(caplog: 
     registry = CollectorRegistry()
     asked: list[int] = []
 
-    def read() -> Sequence[JobGauges | JobLineGauges]:
+    def read() -> Sequence[JobGauges]:
         asked.append(len(asked))
         if len(asked) == 2:
             raise ConnectionError("the store is away")
         return COUNTED
 
     collector = JobsCollector(read, registry)
-    shown = ("collector_up", "due", "oldest_age_seconds", "scheduled", "stored")
-    assert [family.name for family in collector.describe()] == [f"conquiet_jobs_{name}" for name in shown]
+    assert [family.name for family in collector.describe()] == ["conquiet_jobs_collector_up", "conquiet_jobs_stored"]
     assert asked == []
     there = [
         "conquiet_jobs_collector_up 1.0",
         'conquiet_jobs_stored{queue="q",state="ready"} 4.0',
         'conquiet_jobs_stored{queue="q",state="in_flight"} 0.0',
-        'conquiet_jobs_due{queue="q"} 3.0',
-        'conquiet_jobs_scheduled{queue="q"} 1.0',
-        'conquiet_jobs_oldest_age_seconds{queue="q"} 1.5',
     ]
     assert lines(registry) == there
     assert lines(registry) == ["conquiet_jobs_collector_up 0.0"]

@@ -220,19 +220,14 @@ def test_a_scrape_shows_what_the_verbs_of_jobs_counted() -> None:
             'cancelled_total{queue="q"} 8.0',
             'claimed_total{queue="q"} 3.0',
             "collector_up 1.0",
-            'due{queue="q"} 3.0',
-            'oldest_age_seconds{queue="q"} 1.5',
-            'scheduled{queue="q"} 1.0',
             'enqueued_total{queue="q"} 9.0',
             'expired_total{queue="q"} 11.0',
             'failed_total{queue="q"} 6.0',
-            'interrupted_total{queue="q"} 13.0',
             'released_total{queue="q"} 7.0',
             'replayed_total{queue="q"} 2.0',
             'retried_total{queue="q"} 5.0',
             'run_seconds_count{queue="q",result="lost"} 2.0',
             'run_seconds_sum{queue="q",result="lost"} 2.25',
-            'snoozed_total{queue="q"} 12.0',
             'stale_total{operation="renew",queue="q"} 10.0',
             'stored{queue="q",state="ready"} 4.0',
             'succeeded_total{queue="q"} 4.0',
@@ -250,10 +245,10 @@ def test_the_counters_of_a_queue_begin_at_zero() -> None:
     shown = [line for line in lines(registry) if line.endswith(" 0.0")]
     counters = [name for name, (kind, _) in GOLDEN_JOBS.items() if kind == "counter"]
     assert {line.partition("{")[0] for line in shown} == set(counters)
-    assert len([line for line in shown if "_stale_" in line]) == 7
-    assert len(lines(registry)) == len(shown) == len(counters) + 6
+    assert len([line for line in shown if "_stale_" in line]) == 5
+    assert len(lines(registry)) == len(shown) == len(counters) + 4
     jobs.ran("failed", [1])
-    assert len([line for line in lines(registry) if "_run_seconds_count" in line]) == 6
+    assert len([line for line in lines(registry) if "_run_seconds_count" in line]) == 4
 
 
 def test_a_claim_that_gets_nothing_counts_nothing() -> None:

@@ -10,7 +10,7 @@ from conquiet.errors import ConfigError
 from conquiet.jobs.store import JobStore
 from conquiet.kit import rules
 from conquiet.kit.loopthread import result_from_private_loop
-from conquiet.metrics import JobGauges, JobLineGauges, JobsCollector
+from conquiet.metrics import JobGauges, JobsCollector
 
 __all__ = ["Collector"]
 
@@ -38,14 +38,13 @@ class Collector(JobsCollector):
         super().close()
         result_from_private_loop(self._store.aclose(), _PATIENCE)
 
-    async def _read(self) -> list[JobGauges | JobLineGauges]:
+    async def _read(self) -> list[JobGauges]:
         await self._open()
-        shown: list[JobGauges | JobLineGauges] = []
-        for queue in self._queues:
-            counts = await self._store.counts(queue)
-            shown += [JobGauges(queue, state, count) for state, count in counts.items()]
-            shown.append(JobLineGauges(queue, counts.due, counts.scheduled, counts.oldest_age))
-        return shown
+        return [
+            JobGauges(queue, state, count)
+            for queue in self._queues
+            for state, count in (await self._store.counts(queue)).items()
+        ]
 
     async def _open(self) -> None:
         async with self._opening:

@@ -11,14 +11,12 @@ from conquiet.errors import QueueError
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.policy import judge, shares
-from conquiet.jobs.progress import DESKS, Reports, Told
 from conquiet.jobs.store import MOST_CLAIMED, Claimed, JobStore, Lease, Wanted
 from conquiet.jobs.unanswered import Unanswered
 from conquiet.kit import rules
 from conquiet.kit.holding import Holder
 from conquiet.kit.ids import nonce
 from conquiet.kit.policy import RetryPolicy
-from conquiet.kit.recent import Recent
 from conquiet.kit.retrying import Lines
 from conquiet.metrics import JobMetrics, JobOperation, job_metrics
 
@@ -26,16 +24,7 @@ __all__ = ["Dispatch", "lease_key"]
 
 _LOOK: Final = 5.0
 """Seconds after which a waiting worker looks without being told."""
-_MOST_BY_HAND: Final = 1000
-"""How many claims by hand are remembered."""
-_VERBS: Final = {
-    "ack": "succeeded",
-    "retry": "retried",
-    "fail": "failed",
-    "release": "released",
-    "snooze": "snoozed",
-    "interrupt": "interrupted",
-}
+_VERBS: Final = {"ack": "succeeded", "retry": "retried", "fail": "failed", "release": "released"}
 
 
 def lease_key(job: Job) -> tuple[str, int]:
@@ -58,33 +47,6 @@ class Dispatch:
         self._ttl_ms = max(1, round(ttl * 1000))
         self._chance = chance
         self._turn = 0
-        self._by_hand: Recent[str, None] = Recent(_MOST_BY_HAND)
-        self._reports: Reports | None = None
-
-    # --- a desk for jobs that are claimed by hand ------------------------------------------------------------
-
-    @property
-    def reports(self) -> Reports | None:
-        """Where those who claimed by hand tell how far they are."""
-        return self._reports
-
-    def has(self, job: Told) -> bool:
-        """Whether that job was claimed by hand, not long ago."""
-        return job.claim_id in self._by_hand
-
-    def is_called_off(self, job: Told) -> bool:
-        """Not known: nobody renews such leases but the caller, who is told then."""
-        return False
-
-    def handed_out(self, jobs: Sequence[Job]) -> None:
-        """To a caller who claims by hand, on the running loop."""
-        if jobs and not (self._reports is not None and self._reports.is_here):
-            self._reports = Reports(self.store, self.queue)
-            DESKS.add(self)
-        for id in {job.claim_id for job in jobs}:
-            self._by_hand.keep(id, None)
-
-    # --- what is said to the store ---------------------------------------------------------------------------
 
     async def claim(self, count: int, worker: str, *, waits: bool = False) -> Claimed:
         """Lease up to ``count`` jobs, shared out so that no job starves. If it ``waits``, :meth:`news` follows.

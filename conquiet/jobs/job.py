@@ -3,8 +3,7 @@
 ::
 
     (new) --enqueue--> READY --claim--> IN_FLIGHT --ack--> SUCCEEDED
-                         ^                  |-----retry, expire (attempts left)--------------> READY
-                         |                  |-----release, snooze, interrupt (no attempt)----> READY
+                         ^                  |-----retry, release, expire (attempts left)-----> READY
                          |                  '-----fail, expire (none left), cancel-----------> FAILED
                          |-- replay -- FAILED <-- cancel -- READY
 
@@ -18,35 +17,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from conquiet.errors import JobStateError
-from conquiet.jobs.progress import DESKS, JobProgress, Report
-from conquiet.jobs.unique import Hold, Mode
 from conquiet.kit import codec
 
-__all__ = [
-    "CANCELLED",
-    "EXPIRED",
-    "HISTORY",
-    "REPLACED",
-    "TRANSITIONS",
-    "Attempt",
-    "Job",
-    "JobState",
-    "NewJob",
-    "Settlement",
-]
+__all__ = ["CANCELLED", "EXPIRED", "HISTORY", "TRANSITIONS", "Attempt", "Job", "JobState", "NewJob", "Settlement"]
 
 EXPIRED: Final = "lease expired"
 """The error of an attempt whose worker was not heard of in time."""
 CANCELLED: Final = "cancelled"
 """The error of a job that was cancelled."""
-REPLACED: Final = "replaced"
-"""The error of a job that was cancelled because another took its unique key."""
 HISTORY: Final = 20
 """How many failed attempts a job remembers, the last ones."""
 
@@ -65,24 +49,10 @@ class JobState(StrEnum):
 
 
 Event: TypeAlias = Literal[
-    "claim",
-    "ack",
-    "retry",
-    "fail",
-    "release",
-    "snooze",
-    "interrupt",
-    "expire",
-    "exhaust",
-    "cancel",
-    "replay",
-    "renew",
-    "delete",
+    "claim", "ack", "retry", "fail", "release", "expire", "exhaust", "cancel", "replay", "renew", "delete"
 ]
 
-SettlementKind: TypeAlias = Literal["ack", "retry", "fail", "release", "snooze", "interrupt"]
-"""``release`` is of what was not begun, ``snooze`` the handler's own word, ``interrupt`` the end of its worker: these
-cost no attempt, and the last two are counted."""
+SettlementKind: TypeAlias = Literal["ack", "retry", "fail", "release"]
 
 TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingProxyType(
     {
@@ -92,8 +62,6 @@ TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingPr
         (JobState.IN_FLIGHT, "ack"): JobState.SUCCEEDED,
         (JobState.IN_FLIGHT, "retry"): JobState.READY,
         (JobState.IN_FLIGHT, "release"): JobState.READY,
-        (JobState.IN_FLIGHT, "snooze"): JobState.READY,
-        (JobState.IN_FLIGHT, "interrupt"): JobState.READY,
         (JobState.IN_FLIGHT, "expire"): JobState.READY,
         (JobState.IN_FLIGHT, "exhaust"): JobState.FAILED,
         (JobState.IN_FLIGHT, "fail"): JobState.FAILED,
@@ -109,25 +77,13 @@ TRANSITIONS: Final[Mapping[tuple[JobState, Event], JobState | None]] = MappingPr
 
 
 class NewJob(Struct, frozen=True, gc=False):
-    """A job that is about to be added; ``payload`` is JSON, ``headers`` too, if there are any.
-
-    It is not to be claimed for ``delay_ms``; or, if there is an ``at_ms``, not before that moment of the store's time.
-    """
+    """A job that is about to be added; ``payload`` is JSON, ``delay_ms`` is how long it is not to be claimed."""
 
     id: str
     payload: bytes
     priority: int = 0
     delay_ms: int = 0
     max_retries: int | None = None
-    at_ms: int | None = None
-    task: str | None = None
-    key: str | None = None
-    headers: bytes = b""
-    unique: Hold | None = None
-
-    def size(self) -> int:
-        """About how many bytes it is on its way to a store."""
-        return len(self.payload) + len(self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,20 +146,10 @@ class Job(Struct, frozen=True, kw_only=True):
     raw: bytes
     """The payload as JSON."""
     state: JobState = JobState.READY
-    task: str | None = None
-    """What is to be done with it, by name; conquiet itself makes no use of it but to filter."""
-    key: str | None = None
-    """On whose behalf it is: a tenant, a user, a domain."""
-    raw_headers: bytes = b""
-    """The headers as JSON; empty if there are none."""
     priority: int = 0
     """Larger is sooner."""
     attempts: int = 0
-    """How often it was claimed: the attempt under way included; what was released, snoozed or interrupted is not."""
-    snoozes: int = 0
-    """How often its handler has put it off by ``Snooze``."""
-    interruptions: int = 0
-    """How often its handler was at work when its worker ended."""
+    """How often it was claimed: the attempt under way included, released ones not."""
     lease_token: int = 0
     """Rises with each claim; only the last one's counts. At least the store's time in ms, and higher than the token of
     any job that was removed from the queue; 0 while it was never claimed."""
@@ -214,10 +160,6 @@ class Job(Struct, frozen=True, kw_only=True):
     worker: str | None = None
     """Who holds it, or held it last."""
     last_error: str | None = None
-    fraction: float | None = None
-    """How far its handler was, from 0 to 1, when it told so last; :attr:`progress` has it too."""
-    message: str = ""
-    """The words that came with it."""
     raw_result: bytes | None = None
     failures: tuple[Attempt, ...] = ()
     """The last attempts that did not succeed, oldest first; at most 20."""
@@ -235,32 +177,9 @@ class Job(Struct, frozen=True, kw_only=True):
         return codec.decode(self.raw)
 
     @property
-    def headers(self) -> dict[str, str]:
-        """What was enqueued beside the payload: trace contexts and the like."""
-        return cast("dict[str, str]", codec.decode(self.raw_headers)) if self.raw_headers else {}
-
-    @property
     def result(self) -> Any:
         """What its handler returned; ``None`` if nothing, or not yet."""
         return None if self.raw_result is None else codec.decode(self.raw_result)
-
-    @property
-    def progress(self) -> JobProgress:
-        """How far it is, as its handler told last; a handler tells by ``await job.progress(0.4, "40 of 100")``."""
-        return JobProgress(self)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether it was cancelled; and for its handler, whether its work is for nothing.
-
-        That is so once the worker knows that the job was cancelled or its lease lost, that it took longer than
-        ``execution_timeout``, or that the worker waits for it no longer. A plain function, which nobody can stop, may
-        look at this from time to time, and end.
-        """
-        if self.state is JobState.IN_FLIGHT:
-            desk = DESKS.of(self)
-            return desk is not None and desk.is_called_off(self)
-        return self.state is JobState.FAILED and self.last_error == CANCELLED
 
     @property
     def is_finished(self) -> bool:
@@ -311,10 +230,6 @@ class Job(Struct, frozen=True, kw_only=True):
             lease_ms=now + ttl_ms,
         )
 
-    def told(self, report: Report) -> Job:
-        """As far as its handler says that it is."""
-        return replace(self._after("renew"), fraction=report.fraction, message=report.message)
-
     def renewed(self, now: int, ttl_ms: int) -> Job:
         """Leased for longer."""
         return replace(self._after("renew"), lease_ms=now + ttl_ms)
@@ -324,8 +239,10 @@ class Job(Struct, frozen=True, kw_only=True):
         kind = settlement.kind
         if kind == "ack":
             return replace(self._ended("ack", now), raw_result=settlement.result)
-        if kind in ("release", "snooze", "interrupt"):
-            return self._given_back(kind, now + settlement.delay_ms)
+        if kind == "release":
+            return replace(
+                self._after("release"), attempts=self.attempts - 1, worker=None, claimed_ms=None, lease_ms=None
+            )
         failed = self._failed(settlement.brief, now)
         if kind == "fail":
             return replace(failed._ended("fail", now), last_error=settlement.error)
@@ -341,35 +258,16 @@ class Job(Struct, frozen=True, kw_only=True):
             return failed._ended("exhaust", now)
         return replace(failed._after("expire"), ready_ms=self.lease_ms, lease_ms=None)
 
-    def cancelled(self, now: int, error: str = CANCELLED) -> Job:
+    def cancelled(self, now: int) -> Job:
         """Cancelled; the token of the worker that runs it is stale."""
         if self.state is JobState.IN_FLIGHT:
-            failed = replace(self._failed(error, now), lease_token=self.lease_token + 1)
-            return replace(failed._ended("cancel", now), last_error=error)
-        return replace(self._ended("cancel", now), last_error=error)
-
-    def holds(self, mode: Mode) -> bool:
-        """Whether it has its unique key still, if it has it until it is finished or started."""
-        if mode == "F":
-            return not self.is_finished
-        return self.state is JobState.READY and not self.lease_token
+            failed = replace(self._failed(CANCELLED, now), lease_token=self.lease_token + 1)
+            return replace(failed._ended("cancel", now), last_error=CANCELLED)
+        return replace(self._ended("cancel", now), last_error=CANCELLED)
 
     def replayed(self, now: int) -> Job:
         """To be run again, as if for the first time."""
         return replace(self._after("replay"), attempts=0, ready_ms=now, finished_ms=None, worker=None, claimed_ms=None)
-
-    def _given_back(self, kind: Literal["release", "snooze", "interrupt"], ready: int) -> Job:
-        """Ready again at no cost: in its old place, but for what was put off."""
-        return replace(
-            self._after(kind),
-            attempts=self.attempts - 1,
-            snoozes=self.snoozes + (kind == "snooze"),
-            interruptions=self.interruptions + (kind == "interrupt"),
-            ready_ms=ready if kind == "snooze" else self.ready_ms,
-            worker=None,
-            claimed_ms=None,
-            lease_ms=None,
-        )
 
     def check(self, event: Event) -> None:
         """Raise ``JobStateError`` unless ``event`` can happen to it now."""

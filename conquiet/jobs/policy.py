@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from conquiet.errors import Reject, Retry, Snooze
+from conquiet.errors import Reject, Retry
 from conquiet.jobs.job import Job, Settlement
 from conquiet.kit.policy import RetryPolicy
 
-__all__ = ["MOST_DELAY", "Interrupted", "Shares", "described", "judge", "late_ms", "shares"]
+__all__ = ["MOST_DELAY", "Shares", "described", "judge", "shares"]
 
 _SHARE: Final = 5
 """One place in so many goes to whom others would keep waiting for ever."""
@@ -20,10 +20,6 @@ MOST_DELAY: Final = 3650 * 86_400.0
 """The longest that a job may be put off: ten years, in seconds."""
 _MOST_ERROR: Final = 10_000
 _MOST_BRIEF: Final = 200
-
-
-class Interrupted(Exception):
-    """A handler was at work when its worker ended: that says nothing of its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +48,10 @@ def shares(count: int, turn: int) -> Shares:
 def judge(
     job: Job, error: BaseException | str, retry: RetryPolicy, chance: Callable[[], float] = random.random
 ) -> Settlement:
-    """What a failed try comes to: another one after a delay, or the end. To be put off or interrupted is no failure.
+    """What a failed try comes to: another one after a delay, or the end.
 
     ``attempts`` counts the one that failed: the first retry has the number 0, and there are ``max_retries`` of them.
     """
-    if isinstance(error, Snooze):
-        return Settlement.of(job, "snooze", delay_ms=late_ms(error.delay))
-    if isinstance(error, Interrupted):
-        return Settlement.of(job, "interrupt")
     full, brief = described(error)
     most = retry.max_retries if job.max_retries is None else job.max_retries
     may_retry = isinstance(error, str | Retry) or (not isinstance(error, Reject) and retry.retries(error))
@@ -68,12 +60,8 @@ def judge(
     delay = error.delay if isinstance(error, Retry) else None
     if delay is None:
         delay = retry.backoff.delay(max(job.attempts - 1, 0), chance)
-    return Settlement.of(job, "retry", delay_ms=late_ms(delay), error=full, brief=brief)
-
-
-def late_ms(delay: float) -> int:
-    """A delay in milliseconds, of ten years at most."""
-    return round(min(delay, MOST_DELAY) * 1000)
+    late = round(min(delay, MOST_DELAY) * 1000)
+    return Settlement.of(job, "retry", delay_ms=late, error=full, brief=brief)
 
 
 def described(error: BaseException | str) -> tuple[str, str]:

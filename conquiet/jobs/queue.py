@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack, cast
 
 import anyio
 from msgspec import structs
 
 from conquiet.errors import ConfigError, ConquietError, DuplicateJobError, QueueError, StaleLeaseError, UnknownJobError
-from conquiet.jobs.bulk import JobBatch, JobFilter, JobFilterKeywords, change_many
 from conquiet.jobs.chunks import chunks
 from conquiet.jobs.collector import Collector
-from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.dispatch import Dispatch
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import JobQueueKeywords, JobQueueOptions
-from conquiet.jobs.policy import late_ms
+from conquiet.jobs.policy import MOST_DELAY
 from conquiet.jobs.settling import written_before
-from conquiet.jobs.spec import EnqueuedIds, JobSpec, checked, encoded, is_nothing, words
-from conquiet.jobs.spec import job_id as _job_id
 from conquiet.jobs.store import Claimed, JobPage, JobStore
-from conquiet.jobs.unique import Unique
 from conquiet.kit import codec, rules
 from conquiet.kit.ids import process_name, sortable, sortables
 from conquiet.kit.options import takes
@@ -33,13 +28,26 @@ from conquiet.kit.recent import Recent
 from conquiet.kit.service import Background
 from conquiet.metrics import JobsCollector
 
-__all__ = ["JobQueue"]
+__all__ = ["JobQueue", "JobSpec"]
 
 _log = logging.getLogger("conquiet.jobs")
 _MOMENT: Final = 1.0
 """Seconds for which a claim that was cancelled waits for its answer, to give back what it got."""
+_LONGEST_ID: Final = 200
 _MOST_DOUBTFUL: Final = 10_000
 """Of how many settlements it is remembered that the store did not answer."""
+_PRIORITIES: Final = range(-(2**31), 2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job to be enqueued, for :meth:`JobQueue.enqueue_many`; the names are those of ``enqueue``."""
+
+    payload: Any
+    job_id: str | None = None
+    priority: int = 0
+    delay: float = 0.0
+    max_retries: int | None = None
 
 
 class JobQueue:
@@ -102,68 +110,47 @@ class JobQueue:
         priority: int = 0,
         delay: float = 0.0,
         max_retries: int | None = None,
-        at: dt.datetime | None = None,
-        task: str | None = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        unique: Unique | None = None,
         connection: Any = None,
     ) -> str:
         """Add a job; its ID. Once this returns, the job is as durable as its store.
 
         ``payload`` is any JSON value. With an ID of one's own, a second call raises ``DuplicateJobError`` and adds
         nothing, also after the job has finished. A larger ``priority`` is claimed sooner; no worker can claim it before
-        ``delay`` seconds have passed, or before the moment ``at``, which has a time zone, by the store's clock.
-        ``max_retries`` overrides the policy's. ``task`` (what is to be done), ``key`` (for whom) and ``headers``
-        (strings by name) are kept with the job. With ``unique`` there is one job for a unique key at a time: a second
-        call raises ``DuplicateJobError``, or gives the ID of the first, or replaces it. ``connection`` is an open
-        connection to the database of a ``PostgresStore``: the job is part of that connection's transaction.
+        ``delay`` seconds have passed. ``max_retries`` overrides the policy's. ``connection`` is an open connection to
+        the database of a ``PostgresStore``: the job is part of that connection's transaction.
         """
-        is_plain = job_id is None and max_retries is None and is_nothing(priority) and is_nothing(delay)
-        if is_plain and at is None and task is None and key is None and headers is None and unique is None:
-            new = NewJob(sortable(), encoded(payload))
+        if job_id is None and max_retries is None and _is_nothing(priority) and _is_nothing(delay):
+            new = NewJob(sortable(), _encoded(payload))
         else:
-            spec = JobSpec(payload, job_id, priority, delay, max_retries, at, task, key, headers, unique)
-            new = checked(spec, sortable())
-        holders = await self._store.add(self._name, [new], connection)
-        if not holders:
-            self._metrics.enqueued(1)
-            return new.id
-        if unique is None or unique.on_conflict != "existing":
-            raise DuplicateJobError(self._name, [holders[new.id]], is_unique=True)
-        return holders[new.id]
+            new = _checked(JobSpec(payload, job_id, priority, delay, max_retries), sortable())
+        await self._store.add(self._name, [new], connection)
+        self._metrics.enqueued(1)
+        return new.id
 
-    async def enqueue_many(self, jobs: Iterable[Any], *, connection: Any = None) -> EnqueuedIds:
+    async def enqueue_many(self, jobs: Iterable[Any], *, connection: Any = None) -> list[str]:
         """Add many jobs, given as payloads or as ``JobSpec``; their IDs, in order.
 
         A thousand at a time, or 4 MiB if they are large, each such part as a whole or not at all. If one is refused,
         those before its part were added: ``DuplicateJobError.enqueued`` and ``QueueError.entry_ids`` tell which.
-        A job whose unique key is taken is skipped: in its place is the ID of the job that has the key, and ``skipped``
-        has the place.
         """
         given = list(jobs)
         new = [
-            checked(job, id) if isinstance(job, JobSpec) else NewJob(id, encoded(job))
+            _checked(job, id) if isinstance(job, JobSpec) else NewJob(id, _encoded(job))
             for job, id in zip(given, sortables(len(given)), strict=True)
         ]
-        ids, skipped = [job.id for job in new], list[int]()
+        ids = [job.id for job in new]
         done = 0
-        for chunk in chunks(new, NewJob.size, words()):
+        for chunk in chunks(new, _size, _words()):
             try:
-                holders = await self._store.add(self._name, chunk, connection)
+                await self._store.add(self._name, chunk, connection)
             except DuplicateJobError as error:
                 raise DuplicateJobError(self._name, error.job_ids, ids[:done]) from error
             except QueueError as error:
                 error.entry_ids = (*ids[:done], *[None] * (len(ids) - done))
                 raise
-            if holders:
-                places = [place for place in range(done, done + len(chunk)) if ids[place] in holders]
-                skipped += places
-                for place in places:
-                    ids[place] = holders[ids[place]]
             done += len(chunk)
-            self._metrics.enqueued(len(chunk) - len(holders or ()))
-        return EnqueuedIds(ids, skipped)
+            self._metrics.enqueued(len(chunk))
+        return ids
 
     # --- working ------------------------------------------------------------------------------------------------
 
@@ -183,7 +170,6 @@ class JobQueue:
             claimed = await self._claimed(count, process_name() if worker is None else worker, waits)
             left = deadline - clock.monotonic()
             if claimed.jobs or left <= 0:
-                self._dispatch.handed_out(claimed.jobs)
                 return list(claimed.jobs)
             await self._dispatch.news(claimed, left)
 
@@ -232,18 +218,13 @@ class JobQueue:
             rules.number("delay", delay, least=0)
         verdicts = [self._dispatch.judge(job, error) for job in self._held(jobs)]
         if delay is not None:
-            verdicts = [structs.replace(v, delay_ms=late_ms(delay)) for v in verdicts]
+            late = round(min(delay, MOST_DELAY) * 1000)
+            verdicts = [structs.replace(v, delay_ms=late) for v in verdicts]
         await self._settle(verdicts)
 
-    async def release(self, *jobs: Job, delay: float | None = None) -> None:
-        """Give jobs back that were not begun: at once claimable in their old place, at no cost.
-
-        With a ``delay`` they are put off for so many seconds, as by a handler's ``Snooze``, and that is counted.
-        """
-        if delay is not None:
-            rules.number("delay", delay, least=0)
-        how: dict[str, Any] = {"kind": "release"} if delay is None else {"kind": "snooze", "delay_ms": late_ms(delay)}
-        await self._settle([Settlement.of(job, **how) for job in self._held(jobs)])
+    async def release(self, *jobs: Job) -> None:
+        """Give jobs back that were not begun: at once claimable in their old place, at no cost."""
+        await self._settle([Settlement.of(job, "release") for job in self._held(jobs)])
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         stale: list[str] = []
@@ -284,11 +265,8 @@ class JobQueue:
         [job] = await self._store.find(self._name, [_job_id(job_id)])
         return job
 
-    async def counts(self) -> JobCounts:
-        """How many jobs are in each state. A job whose lease has run out is in flight until the next claim.
-
-        ``due`` and ``scheduled`` are those that are ready; ``oldest_age`` is for how many seconds one of them waits.
-        """
+    async def counts(self) -> Mapping[JobState, int]:
+        """How many jobs are in each state. A job whose lease has run out is in flight until the next claim."""
         return await self._store.counts(self._name)
 
     async def list_jobs(self, state: JobState, count: int = 100, cursor: str | None = None) -> JobPage:
@@ -329,50 +307,6 @@ class JobQueue:
         """Remove a finished job; its ID may be used again."""
         self._known(job_id, await self._store.delete(self._name, _job_id(job_id)))
 
-    async def pause(self) -> None:
-        """Let no worker anywhere claim jobs of this queue, until :meth:`resume`. What is in flight goes on."""
-        await self._store.pause(self._name, True)
-
-    async def resume(self) -> None:
-        """Let workers claim again; those who wait are told."""
-        await self._store.pause(self._name, False)
-
-    async def is_paused(self) -> bool:
-        """Whether nobody can claim jobs of this queue."""
-        return await self._store.is_paused(self._name)
-
-    @takes(JobFilter)
-    async def replay_many(
-        self, count: int = 1000, cursor: str | None = None, **which: Unpack[JobFilterKeywords]
-    ) -> JobBatch:
-        """Replay failed jobs that have something in common, of the next ``count`` failed ones; which were replayed.
-
-        Go on with the answer's ``cursor`` until it is ``None``. What others have changed meanwhile is left as it is.
-        """
-        return await change_many(self.list_jobs, "replay", (JobState.FAILED, count, cursor), which, self.replay)
-
-    @takes(JobFilter)
-    async def cancel_many(
-        self,
-        state: JobState = JobState.READY,
-        count: int = 1000,
-        cursor: str | None = None,
-        **which: Unpack[JobFilterKeywords],
-    ) -> JobBatch:
-        """Cancel jobs that have something in common, of the next ``count`` that are ready or in flight."""
-        return await change_many(self.list_jobs, "cancel", (state, count, cursor), which, self.cancel)
-
-    @takes(JobFilter)
-    async def delete_many(
-        self,
-        state: JobState = JobState.FAILED,
-        count: int = 1000,
-        cursor: str | None = None,
-        **which: Unpack[JobFilterKeywords],
-    ) -> JobBatch:
-        """Remove jobs that have something in common, of the next ``count`` that have failed or succeeded."""
-        return await change_many(self.list_jobs, "delete", (state, count, cursor), which, self.delete)
-
     async def purge(self) -> int:
         """Remove the finished jobs that are not to be kept; how many. Workers do so from time to time."""
         gone = 0
@@ -389,6 +323,50 @@ class JobQueue:
         if job is None:
             raise UnknownJobError(f"queue {self._name!r} has no job with the ID {job_id!r}")
         return job
+
+
+def _is_nothing(number: object) -> bool:
+    """Whether it is the number 0, which needs no further check."""
+    return not number and type(number) in (int, float)
+
+
+def _words() -> Callable[[NewJob], int]:
+    """How many words each of some jobs is in a request: those that are like the one before share a head of four."""
+    before: tuple[object, ...] = ()
+
+    def count(job: NewJob) -> int:
+        nonlocal before
+        last, before = before, (job.priority, job.delay_ms, job.max_retries)
+        return 2 if before == last else 6
+
+    return count
+
+
+def _size(job: NewJob) -> int:
+    return len(job.payload)
+
+
+def _encoded(payload: Any) -> bytes:
+    is_object = type(payload) is dict
+    return codec.encode_object(cast("object", payload)) if is_object else codec.encode(payload)
+
+
+def _checked(spec: JobSpec, new_id: str) -> NewJob:
+    id = new_id if spec.job_id is None else _job_id(spec.job_id)
+    if isinstance(spec.priority, bool) or not isinstance(spec.priority, int) or spec.priority not in _PRIORITIES:
+        raise ConfigError(f"priority must be an integer of 32 bits, not {spec.priority!r}")
+    if rules.number("delay", spec.delay, least=0) > MOST_DELAY:
+        raise ConfigError(f"delay must be at most ten years, not {spec.delay!r} seconds")
+    if spec.max_retries is not None:
+        rules.integer("max_retries", spec.max_retries, least=0)
+    return NewJob(id, _encoded(spec.payload), spec.priority, round(spec.delay * 1000), spec.max_retries)
+
+
+def _job_id(value: object) -> str:
+    id = rules.text("job_id", value)
+    if len(id) > _LONGEST_ID or "\0" in id:
+        raise ConfigError(f"job_id must be at most {_LONGEST_ID} characters without NUL, not {id!r}")
+    return id
 
 
 def _state(value: object) -> JobState:

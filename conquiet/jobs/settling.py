@@ -203,7 +203,7 @@ def _shows(job: Job | None, settlement: Settlement) -> bool:
         return False
     if settlement.kind == "ack":
         return job.state is JobState.SUCCEEDED
-    if settlement.kind in ("release", "snooze", "interrupt"):
+    if settlement.kind == "release":
         return job.state is JobState.READY and job.claimed_ms is None
     state = JobState.FAILED if settlement.kind == "fail" else JobState.READY
     return job.state is state and job.last_error == settlement.error

@@ -9,9 +9,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from conquiet.errors import ConfigError
-from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
-from conquiet.jobs.progress import Report
 from conquiet.kit import rules
 from conquiet.kit.clock import Clock
 
@@ -177,11 +175,8 @@ class JobStore(Protocol):
         """The former name of :meth:`clone`."""
         ...
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none: ``DuplicateJobError`` names the IDs that are taken, or given twice.
-
-        But a job whose unique key another has is left out: by its ID, the answer has that of the other. Of several jobs
-        for one key in one call the first counts.
 
         ``connection`` is a connection of the caller's, for stores that can write in the
         caller's own transaction; for others it is a ``ConfigError``.
@@ -211,10 +206,6 @@ class JobStore(Protocol):
         """Extend leases to ``ttl_ms`` from now; false for each whose job is not in flight by that claim."""
         ...
 
-    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        """Note how far jobs are; false for each that is not in flight by that claim."""
-        ...
-
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement, or nothing of it: false where the job is not in flight by that claim.
 
@@ -226,12 +217,8 @@ class JobStore(Protocol):
         """The jobs of these IDs, ``None`` for each that there is not."""
         ...
 
-    async def counts(self, queue: str) -> JobCounts:
-        """How many jobs are in each state, how many of them wait for their time, and since when the oldest waits."""
-        ...
-
-    async def list_queues(self) -> list[str]:
-        """The names of all queues that have jobs, sorted; of some that had some, too."""
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
         ...
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
@@ -248,14 +235,6 @@ class JobStore(Protocol):
 
     async def delete(self, queue: str, id: str) -> Job | None:
         """Remove a finished job; ``None`` if there is none. ``ConfigError`` if it is not finished."""
-        ...
-
-    async def pause(self, queue: str, is_paused: bool) -> None:
-        """Lease nothing of the queue from now on, to nobody; or go on, and tell those who wait."""
-        ...
-
-    async def is_paused(self, queue: str) -> bool:
-        """Whether nothing of the queue is leased."""
         ...
 
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:

@@ -15,12 +15,11 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from msgspec.structs import replace
 
-from conquiet.errors import ConfigError, QueueError, Snooze
+from conquiet.errors import ConfigError, QueueError, Retry
 from conquiet.jobs.dispatch import lease_key
 from conquiet.jobs.job import Job, Settlement
 from conquiet.jobs.options import JobWorkerKeywords, JobWorkerOptions
-from conquiet.jobs.policy import Interrupted, judge
-from conquiet.jobs.progress import DESKS, Reports, Told
+from conquiet.jobs.policy import judge
 from conquiet.jobs.queue import JobQueue
 from conquiet.jobs.settling import Settling
 from conquiet.jobs.store import Claimed
@@ -29,7 +28,6 @@ from conquiet.kit.ids import process_name
 from conquiet.kit.lifecycle import MOMENT, Life
 from conquiet.kit.options import instance, takes
 from conquiet.kit.policy import RetryPolicy
-from conquiet.kit.recent import Recent
 from conquiet.kit.retrying import Lines, Retrying
 from conquiet.kit.runners import Handler, Runners
 from conquiet.kit.service import Background
@@ -48,14 +46,7 @@ _AHEAD: Final = 3
 """For each place, how many outcomes may be on their way to a store that takes them."""
 _PURGE: Final = 60.0
 """About how many seconds lie between two looks for finished jobs that are not to be kept."""
-_MOST_GONE: Final = 1000
-_RESULTS: Final[Mapping[str, JobResult]] = {
-    "ack": "succeeded",
-    "retry": "retried",
-    "fail": "failed",
-    "snooze": "snoozed",
-    "interrupt": "interrupted",
-}
+_RESULTS: Final[Mapping[str, JobResult]] = {"ack": "succeeded", "retry": "retried", "fail": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,43 +65,11 @@ class JobHealth:
     """Handlers of those at work whose job is over: it took too long or was lost, and they have not ended yet."""
 
 
-class _WorkerDesk:
-    """By which the jobs of a worker find it."""
-
-    def __init__(self, worker: JobWorker) -> None:
-        self._worker = worker
-        self.reports: Reports | None = None
-        """Where handlers tell how far they are, while the worker runs."""
-        self.gone: Recent[tuple[str, int], str] = Recent(_MOST_GONE)
-        """Jobs that were lost or given up while their handlers may run on: by their leases, the IDs of their claims."""
-
-    def has(self, job: Told) -> bool:
-        """Whether the worker works on that job, or has lost it or given it up while the handler may run on."""
-        key = (job.id, job.lease_token)
-        mine = self._held(key)
-        return self.gone.get(key) == job.claim_id or (mine is not None and mine.claim_id == job.claim_id)
-
-    def is_called_off(self, job: Told) -> bool:
-        """Whether nobody waits for that job's handler any more."""
-        key = (job.id, job.lease_token)
-        return key in self.gone or self._held(key) is None
-
-    def drop(self, job: Job) -> None:
-        """Nobody waits for that job's handler from now on."""
-        self.gone.keep(lease_key(job), job.claim_id)
-
-    def _held(self, key: tuple[str, int]) -> Job | None:
-        worker = self._worker
-        held = None if worker._running is None else worker._holder.get(key)
-        return held if held is not None and worker._holder.has(held) else None
-
-
 class JobWorker:
     """Runs ``handler`` on the jobs of a queue, up to ``concurrency`` at a time.
 
     What the handler returns is kept as the job's result; if it raises, the job is tried again by the queue's policy
-    (``Reject``: not again; ``Retry``: after its delay; ``Snooze``: after its delay, and no attempt is used). No job is
-    claimed before there is a place for it. Its lease is
+    (``Reject``: not again; ``Retry``: after its delay). No job is claimed before there is a place for it. Its lease is
     renewed, from the claim until the store has the outcome, in a way that a handler which blocks the event loop cannot
     hold up; only a call into C that lets no other thread of the process run for longer than the lease can. If the lease
     is lost all the same, the handler is cancelled. Handlers are ``async`` or plain functions, which run in threads.
@@ -137,7 +96,6 @@ class JobWorker:
         self._lines = Lines(_log)
         self._claiming = Retrying(self._lines, self._dispatch.store.clock)
         self._waiting = Retrying(self._lines, self._dispatch.store.clock)
-        self._desk = _WorkerDesk(self)
 
     @property
     def name(self) -> str:
@@ -167,7 +125,7 @@ class JobWorker:
         """Work until :meth:`stop`, or until SIGTERM or SIGINT where those are handled.
 
         Then nothing more is claimed; jobs that were not begun are given back at no cost; handlers that are at work
-        have ``drain_timeout`` seconds to finish, and what is still not done by then is given back at no cost too.
+        have ``drain_timeout`` seconds to finish, and what is still not done by then is given back as a failed try.
         If the call is cancelled, there is no such time. Either way the store has about a second more for what is to be
         given back; of what it could not be told by then, the leases run out. A handler that does not end though it was
         cancelled is left behind, as a thread is.
@@ -178,8 +136,6 @@ class JobWorker:
             self._holder = self._dispatch.holder(self._lost, self._lines)
             running, settling = self._runners(), Settling(self._dispatch, self._written, self._lines)
             self._running, self._settling = running, settling
-            self._desk.reports = Reports(self._dispatch.store, self._dispatch.queue)
-            DESKS.add(self._desk)
             background, seconds = Background(), 0.0
             claiming: list[asyncio.Task[None]] = []
             try:
@@ -200,7 +156,7 @@ class JobWorker:
             finished=self._finished,
             withdrawn=self._withdrawn,
             is_held=self._holder.has,
-            stopped=Interrupted,
+            stopped=_stopped,
             timeout=self._timeout,
             name="job",
         )
@@ -231,10 +187,8 @@ class JobWorker:
 
     async def _close(self, running: Runners[Job], settling: Settling, background: Background) -> None:
         self._running = self._settling = None
-        reports, self._desk.reports = self._desk.reports, None
-        closing = [background.aclose(), running.aclose(), settling.aclose(), self._holder.aclose()]
         # Side by side: a store that does not answer may take its time with each.
-        await asyncio.gather(*closing, *([] if reports is None else [reports.aclose()]))
+        await asyncio.gather(background.aclose(), running.aclose(), settling.aclose(), self._holder.aclose())
 
     def _give_back(self, jobs: Iterable[Job], settling: Settling) -> None:
         for job in jobs:
@@ -336,7 +290,6 @@ class JobWorker:
         if error is None:
             settlement = Settlement(job.id, job.lease_token, "ack", result=kept, claim_id=job.claim_id, seconds=seconds)
         else:
-            self._desk.drop(job)
             settlement = replace(self._judged(job, error), seconds=seconds)
         assert self._settling is not None
         self._settling.put(settlement)
@@ -351,13 +304,8 @@ class JobWorker:
         except Exception as mistake:  # whatever it is, the job must not be held for ever
             _log.exception("job %r of queue %r could not be judged", job.id, job.queue)
             verdict = judge(job, f"{type(mistake).__name__} in judging the outcome", RetryPolicy())
-        where = (job.queue, job.id, job.attempts)
-        if isinstance(error, Snooze | Interrupted):
-            how = f"put off for {error.delay:g} seconds" if isinstance(error, Snooze) else "the worker ends"
-            _log.info("queue %r, job %r, attempt %d is given back at no cost: %s", *where, how)
-            return verdict
         what = "failed" if verdict.kind == "fail" else "will be tried again"
-        _log.warning("queue %r, job %r, attempt %d %s: %s", *where, what, type(error).__name__)
+        _log.warning("queue %r, job %r, attempt %d %s: %s", job.queue, job.id, job.attempts, what, type(error).__name__)
         return verdict
 
     def _kept(self, job: Job, result: Any) -> tuple[bytes | None, Exception | None]:
@@ -386,10 +334,12 @@ class JobWorker:
             self._dispatch.metrics.ran(result, seconds_each)
 
     def _lost(self, job: Job, reason: str) -> None:
-        self._desk.drop(job)
         seconds = None if self._running is None else self._running.lose(lease_key(job))
         if seconds is not None:
             self._dispatch.metrics.stale("renew", 1)
             self._dispatch.metrics.ran("lost", [seconds])
-            how = "its handler is cancelled" if self._handler.is_async else "its thread runs on unless it looks"
-            _log.warning("queue %r, job %r: lost, %s", self._dispatch.queue, job.id, how)
+            _log.warning("queue %r, job %r: lost, its handler is cancelled", self._dispatch.queue, job.id)
+
+
+def _stopped() -> Retry:
+    return Retry("the worker was stopped", delay=0)

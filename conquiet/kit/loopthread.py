@@ -87,10 +87,6 @@ class LoopThread:
             assert self._loop is not None
             return self._loop
 
-    def if_running(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, if there has been a call. Takes no lock, so the garbage collector may ask."""
-        return self._loop
-
     def is_current_thread(self) -> bool:
         """Whether the caller already runs on the private loop, where waiting for it would never end."""
         return self._thread is threading.current_thread()

@@ -7,15 +7,7 @@ No verb ever raises, and each is called only after the backend has answered. Eve
 from __future__ import annotations
 
 from conquiet.metrics.balance import BalanceMetrics, LeaseEnd, balance_metrics
-from conquiet.metrics.jobs import (
-    JobGauges,
-    JobLineGauges,
-    JobMetrics,
-    JobOperation,
-    JobResult,
-    JobsCollector,
-    job_metrics,
-)
+from conquiet.metrics.jobs import JobGauges, JobMetrics, JobOperation, JobResult, JobsCollector, job_metrics
 from conquiet.metrics.names import NAMES
 from conquiet.metrics.queue import QueueMetrics, queue_metrics
 from conquiet.metrics.topics import (
@@ -38,7 +30,6 @@ __all__ = [
     "GroupMetrics",
     "GroupPartitionGauges",
     "JobGauges",
-    "JobLineGauges",
     "JobMetrics",
     "JobOperation",
     "JobResult",

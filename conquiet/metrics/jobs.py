@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 from conquiet.metrics.families import Families, Observe, Scrape, Told, counters, histograms, never_raises, of
 from conquiet.metrics.names import JOBS
 
-__all__ = ["JobGauges", "JobLineGauges", "JobMetrics", "JobOperation", "JobResult", "JobsCollector", "job_metrics"]
+__all__ = ["JobGauges", "JobMetrics", "JobOperation", "JobResult", "JobsCollector", "job_metrics"]
 
-JobOperation: TypeAlias = Literal["ack", "retry", "fail", "release", "snooze", "interrupt", "renew"]
+JobOperation: TypeAlias = Literal["ack", "retry", "fail", "release", "renew"]
 """What a worker whose lease had ended was refused."""
-JobResult: TypeAlias = Literal["succeeded", "retried", "failed", "snoozed", "interrupted", "lost"]
+JobResult: TypeAlias = Literal["succeeded", "retried", "failed", "lost"]
 """What became of a handler's call; ``lost`` is that its lease had ended meanwhile."""
 
 _QUEUE: Final = ("queue",)
@@ -51,8 +51,6 @@ class JobMetrics:
     retried = _counts("retried_total")
     failed = _counts("failed_total")
     released = _counts("released_total")
-    snoozed = _counts("snoozed_total")
-    interrupted = _counts("interrupted_total")
     cancelled = _counts("cancelled_total")
     replayed = _counts("replayed_total")
     expired = _counts("expired_total")
@@ -103,26 +101,13 @@ class JobGauges:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobLineGauges:
-    """How many jobs of a queue can be claimed now and how many later, and for how many seconds the oldest is due."""
-
-    queue: str
-    due: int
-    scheduled: int
-    oldest_age: float | None
-
-
 class JobsCollector(Scrape):
     """Shows the states of stored jobs at each scrape; ``conquiet_jobs_collector_up`` is 0 if that failed."""
 
     what = "jobs"
     up = JOBS["collector_up"]
-    shown = (JOBS["due"], JOBS["oldest_age_seconds"], JOBS["scheduled"], JOBS["stored"])
+    shown = (JOBS["stored"],)
 
-    def told(self, record: JobGauges | JobLineGauges) -> list[Told]:
-        """How many jobs are in a state, or wait."""
-        if isinstance(record, JobGauges):
-            return [(JOBS["stored"], (record.queue, str(record.state)), float(record.count))]
-        numbers = {"due": record.due, "scheduled": record.scheduled, "oldest_age_seconds": record.oldest_age or 0}
-        return [(JOBS[name], (record.queue,), float(number)) for name, number in numbers.items()]
+    def told(self, record: JobGauges) -> list[Told]:
+        """How many jobs are in a state."""
+        return [(JOBS["stored"], (record.queue, str(record.state)), float(record.count))]

@@ -71,18 +71,13 @@ JOBS: Final = _room(
     Family("cancelled_total", _JOBS, "Jobs called off."),
     Family("claimed_total", _JOBS, "Jobs leased to a worker."),
     Family("collector_up", (), "1 if the state of all queues could be read for this scrape, else 0."),
-    Family("due", _JOBS, "Jobs that can be claimed now."),
     Family("enqueued_total", _JOBS, "Jobs added."),
     Family("expired_total", _JOBS, "Leases found to have run out."),
     Family("failed_total", _JOBS, "Jobs given up."),
-    Family("interrupted_total", _JOBS, "Jobs given back because their worker ended."),
-    Family("oldest_age_seconds", _JOBS, "For how long the job that has waited longest is due; 0 if none is."),
     Family("released_total", _JOBS, "Jobs given back before they were begun."),
     Family("replayed_total", _JOBS, "Failed jobs made ready again."),
     Family("retried_total", _JOBS, "Jobs put off for a retry."),
     Family("run_seconds", (*_JOBS, "result"), "Duration of handler calls.", _RUNS),
-    Family("scheduled", _JOBS, "Jobs that wait for their time."),
-    Family("snoozed_total", _JOBS, "Jobs put off by their handler, at no cost."),
     Family(
         "stale_total", (*_JOBS, "operation"), "Refused to a worker whose lease another claim or a cancel had ended."
     ),

@@ -1,4 +1,4 @@
-"""Where a batch ends that may have only so many rows, or bytes.
+"""Where a batch ends that may have only so many rows.
 
 Redis has no way to find an entry by its number: entries have to be counted. So once a batch is planned, the end of the
 next one is looked for while Spark is at work on it.
@@ -11,16 +11,14 @@ from typing import Final, TypeAlias
 
 from conquiet.errors import QueueError
 from conquiet.kit.service import Background
-from conquiet.topics.outside import Instance, measure_after
+from conquiet.topics.outside import Instance, count_after
 
-__all__ = ["Bounds", "Counted"]
+__all__ = ["Bounds"]
 
-Counted: TypeAlias = tuple[int, str, int]
-"""How many entries there are, the ID of the last one, and their bytes."""
-_Range: TypeAlias = tuple[str, int, int | None]
-"""The ID after which, the most entries, and the most bytes."""
+_Range: TypeAlias = tuple[str, str, int]
+"""A stream, the ID after which, and the most entries."""
 
-_NOTHING: Final = (0, "", 0)
+_NOTHING: Final = (0, "")
 
 
 class Bounds:
@@ -29,22 +27,22 @@ class Bounds:
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._background = Background()
-        self._ahead: dict[str, tuple[_Range, str, asyncio.Future[Counted]]] = {}
+        self._ahead: dict[str, tuple[_Range, asyncio.Future[tuple[int, str]]]] = {}
 
-    async def count(self, stream: str, since: str, until: str, limit: int, size: int | None) -> Counted:
-        """As ``measure_after``; at once if it was looked for before."""
-        wanted, end, found = self._ahead.pop(stream, (None, "", None))
-        if found is not None and wanted == (since, limit, size):
-            counted = await found
-            if counted[0] and counted[1] != end:  # else there may be more by now
-                return counted
-        return await measure_after(self._instance, stream, since, until, limit, size)
+    async def count(self, stream: str, since: str, until: str, limit: int) -> tuple[int, str]:
+        """As ``count_after``; at once if it was looked for before."""
+        wanted, found = self._ahead.pop(stream, (None, None))
+        if found is not None and wanted == (stream, since, limit):
+            count, last = await found
+            if count == limit:  # if it is less, there may be more by now
+                return count, last
+        return await count_after(self._instance, stream, since, until, limit)
 
-    def look_ahead(self, stream: str, since: str, until: str, limit: int, size: int | None) -> None:
+    def look_ahead(self, stream: str, since: str, until: str, limit: int) -> None:
         """Begin to count for the next batch. The outcome may be left unused, and a failure is ignored."""
-        future: asyncio.Future[Counted] = asyncio.get_running_loop().create_future()
-        self._ahead[stream] = (since, limit, size), until, future
-        self._background.start(self._count(stream, since, until, limit, size, future), "look-ahead")
+        future: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._ahead[stream] = (stream, since, limit), future
+        self._background.start(self._count(stream, since, until, limit, future), "look-ahead")
 
     def forget(self, stream: str) -> None:
         """What was counted there is not true any more."""
@@ -55,11 +53,11 @@ class Bounds:
         await self._background.aclose()
 
     async def _count(
-        self, stream: str, since: str, until: str, limit: int, size: int | None, future: asyncio.Future[Counted]
+        self, stream: str, since: str, until: str, limit: int, future: asyncio.Future[tuple[int, str]]
     ) -> None:
         found = _NOTHING
         try:
-            found = await measure_after(self._instance, stream, since, until, limit, size)
+            found = await count_after(self._instance, stream, since, until, limit)
         except QueueError:
             pass
         finally:

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType, TimestampType
 
 from conquiet.errors import ConfigError, ConquietError, GroupLostError
 from conquiet.spark.connection import connected, find, opened
 from conquiet.spark.failures import briefly, plainly
 from conquiet.spark.options import Place, ReadOptions
-from conquiet.spark.reading import header_text, is_text, not_text
+from conquiet.spark.reading import header_text
 from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
@@ -26,12 +26,12 @@ pa: Any = pyarrow  # it has no types
 __all__ = ["LetterReader", "columns", "replay"]
 
 
-def columns(binary: bool = False) -> StructType:
+def columns() -> StructType:
     """What is told of a dead letter. ``id`` is its own, by which it is replayed."""
     text, number, time = StringType(), IntegerType(), TimestampType()
     kinds = {
         "id": text,
-        "payload": BinaryType() if binary else text,
+        "payload": text,
         "key": text,
         "headers": MapType(text, text),
         "topic": text,
@@ -71,16 +71,14 @@ class LetterReader(DataSourceReader):
         with connected(self._options.place) as instance:
             topic = call(find, instance, self._options.place)
             for page in items(outside.letter_pages(instance, topic, "-", "+")):
-                rows = [_row(letter, self._options) for letter in page]
+                rows = [_row(letter) for letter in page]
                 arrays = [pa.array([row[name] for row in rows], schema.field(name).type) for name in schema.names]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _row(letter: DeadLetter, options: ReadOptions) -> dict[str, Any]:
+def _row(letter: DeadLetter) -> dict[str, Any]:
     named = {name: getattr(letter, name, None) for name in columns().fieldNames()}
-    if letter.raw and not options.binary and not is_text(letter.raw):
-        raise not_text(f"dead letters of {options.place.topic}", letter.id, letter.raw)
-    named["payload"] = letter.raw or None
+    named["payload"] = letter.raw.decode(errors="replace") if letter.raw else None
     named["headers"] = [(name, header_text(value)) for name, value in letter.headers.items()] or None
     return named
 

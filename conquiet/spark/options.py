@@ -1,52 +1,43 @@
-"""The options of ``format("conquiet")``: what each means, and which go together."""
+"""The options of ``format("conquiet")``: what each means, and what is said of one that means nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
-from uuid import uuid4
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeVar
 
 from conquiet.errors import ConfigError
 from conquiet.kit import rules
-from conquiet.spark.given import (
-    Given,
-    Offsets,
-    entry_id,
-    flag,
-    integer,
-    offsets,
-    positive,
-    seconds,
-    since_id,
-    time_bound,
-    topics,
-)
-from conquiet.topics.produce.once import Write
+from conquiet.kit.entry_ids import LARGEST, before, order
 from conquiet.wire.keys import name
 
-__all__ = ["ALIASES", "NAME", "Place", "ReadOptions", "WriteOptions"]
+__all__ = ["Place", "ReadOptions", "WriteOptions"]
 
-PATIENCE: Final = 60.0
+_T = TypeVar("_T")
+
+_SPARKS_OWN: Final = {"checkpointlocation", "queryname", "path", "outputmode"}
+"""What Spark passes on though it is not meant for the source."""
+_BOTH: Final = ("url", "topic", "namespace")
 _READ: Final = (
-    *("url", "subscribe", "namespace", "serverPatience"),
-    *("startId", "endId", "startingTimestamp", "endingTimestamp", "startingOffsets", "endingOffsets"),
-    *("minPartitions", "splits", "pageSize", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-    *("failOnDataLoss", "group", "payloadType", "deadLetters"),
+    *_BOTH,
+    "startId",
+    "endId",
+    "startTime",
+    "endTime",
+    "startingOffsets",
+    "splits",
+    "pageSize",
+    "maxRowsPerBatch",
+    "failOnDataLoss",
+    "group",
+    "schema",
+    "deadLetters",
 )
-_WRITE: Final = (
-    *("url", "topic", "namespace", "serverPatience"),
-    *("key", "payload", "headers", "idColumn", "nullKeys", "writeId", "batchId", "acceptDuplicates"),
-)
-NAME: Final = "writeName"
-"""An option for ``publish`` alone, which asks afterwards what its write did."""
-ALIASES: Final = {
-    "topic": "subscribe",
-    "startTime": "startingTimestamp",
-    "endTime": "endingTimestamp",
-    "maxRowsPerBatch": "maxOffsetsPerTrigger",
-}
-"""Names of earlier versions, which reads still know."""
+_WRITE: Final = (*_BOTH, "key", "payload", "headers", "idColumn", "nullKeys", "writeId", "batchId")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +47,8 @@ class Place:
     url: str
     topic: str
     namespace: str = ""
-    patience: float = PATIENCE
-    """For how many seconds a server may be away."""
 
     def __post_init__(self) -> None:
-        rules.number("serverPatience", self.patience, least=0)
         rules.text("url", self.url)
         name("topic", self.topic)
         if self.namespace:
@@ -69,88 +57,47 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is read. IDs are those after which and up to which."""
+    """What is read. IDs are those after which and up to which, for every partition."""
 
     place: Place
-    """Of the first topic."""
-    topics: tuple[str, ...]
     since: str | None = None
-    """For every partition; ``None``: where ``start`` says."""
+    """``None``: where ``start`` says."""
     until: str | None = None
     start: Literal["earliest", "latest"] = "earliest"
-    starts: Offsets = field(default_factory=dict[str, Mapping[int, str]])
-    """For single partitions: the ID after which. The others are read from where ``start`` says."""
-    ends: Offsets = field(default_factory=dict[str, Mapping[int, str]])
-    tasks: int | None = None
-    """How many there are at least; ``None``: one a partition."""
+    starts: Mapping[str, str] | None = None
+    """For single partitions: the ID after which. The others are read from the beginning."""
     splits: int = 1
     page: int = 2_000
     limit: int | None = None
-    size: int | None = None
-    """The bytes of a batch."""
     fail_on_loss: bool = True
     group: str | None = None
-    binary: bool = False
+    schema: str | None = None
     dead_letters: bool = False
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Of all topics."""
-        return tuple(replace(self.place, topic=topic) for topic in self.topics)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether a batch of a stream has a bound."""
-        return self.limit is not None or self.size is not None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """What a user's options say; ``ConfigError`` that names what cannot be meant."""
-        given = Given(options, _READ, ALIASES)
-        given.one_of("startId", "startingTimestamp", "startingOffsets")
-        given.one_of("endId", "endingTimestamp", "endingOffsets")
-        given.one_of("minPartitions", "splits")
-        url, named = given.needed("url"), given.needed("subscribe")
-        subscribed: tuple[str, ...] = given.as_("subscribe", topics, (named,))
-        start, starts = given.as_("startingOffsets", offsets(("earliest", "latest"), subscribed), ("earliest", {}))
-        _, ends = given.as_("endingOffsets", offsets(("latest",), subscribed), ("latest", {}))
+        given = _Given(options, _READ)
+        start, starts = given.as_("startingOffsets", _starts, ("earliest", None))
         found = cls(
-            _place(given, url, subscribed[0]),
-            subscribed,
-            given.as_("startId", since_id, None) or given.as_("startingTimestamp", time_bound, None),
-            given.as_("endId", entry_id, None) or given.as_("endingTimestamp", time_bound, None),
-            start or "earliest",
+            given.place(),
+            given.one_of_two("startId", _since_id, "startTime", lambda text: before(f"{_time_ms(text)}-0")),
+            given.one_of_two("endId", _entry_id, "endTime", lambda text: before(f"{_time_ms(text)}-0")),
+            start,
             starts,
-            ends,
-            given.as_("minPartitions", positive, None),
-            given.as_("splits", positive, 1),
-            given.as_("pageSize", positive, 2_000),
-            given.as_("maxOffsetsPerTrigger", positive, None),
-            given.as_("maxBytesPerTrigger", positive, None),
-            given.as_("failOnDataLoss", flag, True),
+            given.as_("splits", _positive, 1),
+            given.as_("pageSize", _positive, 2_000),
+            given.as_("maxRowsPerBatch", _positive, None),
+            given.as_("failOnDataLoss", _flag, True),
             given.as_("group", lambda text: name("group", text), None),
-            given.as_("payloadType", _payload_type, "text") == "binary",
-            given.as_("deadLetters", flag, False),
+            given.text("schema"),
+            given.as_("deadLetters", _flag, False),
         )
-        if len(found.places) > 1 and found.dead_letters:
-            raise ConfigError("deadLetters are of one topic")
-        if found.dead_letters and (found.group or found.is_ranged):
-            raise ConfigError("deadLetters cannot be combined with group, or a range of IDs or times")
+        if found.dead_letters and (found.group or found.schema or found.until or found.since or start != "earliest"):
+            raise ConfigError("deadLetters cannot be combined with group, schema, or a range of IDs or times")
+        if found.since is not None and "startingOffsets" in given:
+            raise ConfigError("startingOffsets and startId or startTime say the same: give one of them")
         return found
-
-    @property
-    def is_ranged(self) -> bool:
-        """Whether not everything is read."""
-        return bool(self.since or self.until or self.starts or self.ends or self.start != "earliest")
-
-    def of_streams_only(self) -> str | None:
-        """An option that bounded reads have no use for, if it is given."""
-        named: dict[str, Any] = {
-            "group": self.group,
-            "maxOffsetsPerTrigger": self.limit,
-            "maxBytesPerTrigger": self.size,
-        }
-        return next((option for option, value in named.items() if value is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,62 +112,139 @@ class WriteOptions:
     null_keys: Literal["refuse", "allow"] = "refuse"
     write_id: str | None = None
     batch_id: int = 0
-    accept_duplicates: bool = False
-    name: str = field(default_factory=lambda: uuid4().hex, compare=False)
-    """What a write is known by that cannot be repeated."""
-
-    def write(self) -> Write:
-        """The write that these are the options of."""
-        goes_on = self.write_id is not None
-        by_id = self.id_column is not None
-        return Write(self.write_id or self.name, self.batch_id, by_id, goes_on, self.accept_duplicates)
-
-    def told(self) -> dict[str, str]:
-        """The same as a user would give them."""
-        named = {
-            "url": self.place.url,
-            "topic": self.place.topic,
-            "namespace": self.place.namespace or None,
-            "serverPatience": str(self.place.patience),
-            "key": self.key,
-            "payload": self.payload,
-            "headers": self.headers,
-            "idColumn": self.id_column,
-            "nullKeys": self.null_keys,
-            "writeId": self.write_id,
-            "batchId": None if self.write_id is None else str(self.batch_id),
-            "acceptDuplicates": str(self.accept_duplicates).lower(),
-            NAME: self.name,
-        }
-        return {option: value for option, value in named.items() if value is not None}
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
         """What a user's options say; ``ConfigError`` that names what cannot be meant."""
-        own = {key: value for key, value in options.items() if key.lower() == NAME.lower()}
-        given = Given({key: value for key, value in options.items() if key not in own}, _WRITE, {})
+        given = _Given(options, _WRITE)
         found = cls(
-            _place(given, given.needed("url"), given.needed("topic")),
+            given.place(),
             given.text("key"),
             given.text("payload"),
             given.text("headers"),
             given.text("idColumn"),
             given.as_("nullKeys", lambda text: rules.one_of("nullKeys", text, ("refuse", "allow")), "refuse"),
             given.as_("writeId", lambda text: name("writeId", text), None),
-            given.as_("batchId", lambda text: rules.integer("batchId", integer(text), least=0), 0),
-            given.as_("acceptDuplicates", flag, False),
-            *own.values(),
+            given.as_("batchId", lambda text: rules.integer("batchId", _integer(text), least=0), 0),
         )
         if "batchId" in given and found.write_id is None:
             raise ConfigError("batchId needs a writeId: the name that a repeated write is known by")
         return found
 
 
-def _place(given: Given, url: str, topic: str) -> Place:
-    return Place(url, topic, given.as_("namespace", str, ""), given.as_("serverPatience", seconds, PATIENCE))
+class _Given:
+    """A user's options, whose names Spark does not keep in the case they were written in."""
+
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self._values = {key.lower(): value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
+        names = {option.lower(): option for option in known}
+        for key in self._values:
+            if key not in names:
+                raise ConfigError(_unknown(key, names))
+
+    def __contains__(self, option: str) -> bool:
+        return option.lower() in self._values
+
+    def text(self, option: str) -> str | None:
+        value = self._values.get(option.lower())
+        return None if value is None else rules.text(option, value)
+
+    def place(self) -> Place:
+        url, topic = self.text("url"), self.text("topic")
+        for option, value in (("url", url), ("topic", topic)):
+            if value is None:
+                raise ConfigError(f"the option {option!r} is missing")
+        assert url is not None
+        assert topic is not None
+        return Place(url, topic, self._values.get("namespace", ""))
+
+    def as_(self, option: str, read: Callable[[str], Any], default: Any) -> Any:
+        value = self._values.get(option.lower())
+        if value is None:
+            return default
+        try:
+            return read(value)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"the option {option} is {value!r}: {error}") from None
+
+    def one_of_two(self, first: str, read: Callable[[str], str], second: str, read_second: Callable[[str], str]) -> Any:
+        if first in self and second in self:
+            raise ConfigError(f"{first} and {second} say the same: give one of them")
+        return self.as_(first, read, None) or self.as_(second, read_second, None)
 
 
-def _payload_type(text: str) -> str:
-    if text not in ("text", "binary"):
-        raise ValueError("it must be text or binary")
+def _unknown(key: str, names: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(names.values())}"
+    return f"there is no option {key!r}: {hint}"
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("it must be true or false")
+    return text.lower() == "true"
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("it must be an integer") from None
+
+
+def _positive(text: str) -> int:
+    number = _integer(text)
+    if number < 1:
+        raise ValueError("it must be at least 1")
+    return number
+
+
+def _entry_id(text: str) -> str:
+    ms, dash, seq = text.partition("-")
+    if not (ms.isascii() and ms.isdigit() and (not dash or (seq.isascii() and seq.isdigit()))):
+        raise ValueError("it must be an entry ID such as 1700000000000-0")
+    if int(ms) > LARGEST or int(seq or 0) > LARGEST:
+        raise ValueError(f"the numbers of an entry ID are at most {LARGEST}")
     return text
+
+
+def _since_id(text: str) -> str:
+    """The ID after which a read begins that begins with this one."""
+    return before(_whole(_entry_id(text)))
+
+
+def _time_ms(text: str) -> int:
+    """An instant, as ISO 8601 (UTC unless it says otherwise) or as milliseconds since 1970, rounded up."""
+    if text.isascii() and text.isdigit():
+        return min(int(text), LARGEST)  # later than anything either way
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("it must be a time such as 2030-12-31T23:59:59Z, or milliseconds since 1970") from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(0, math.ceil(moment.timestamp() * 1000))
+
+
+def _starts(text: str) -> tuple[str, Mapping[str, str] | None]:
+    if text in ("earliest", "latest"):
+        return text, None
+    wrong = ValueError('it must be earliest, latest, or a JSON object such as {"0": "1700000000000-0"}')
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise wrong from None
+    if not isinstance(found, dict):
+        raise wrong
+    starts: dict[Any, Any] = found  # pyright: ignore[reportUnknownVariableType]
+    for partition, id in starts.items():
+        if not (partition.isascii() and partition.isdigit() and isinstance(id, str)):
+            raise wrong
+        _entry_id(id)
+    return "earliest", {str(int(partition)): _whole(id) for partition, id in starts.items()}
+
+
+def _whole(id: str) -> str:
+    ms, seq = order(id)
+    return f"{ms}-{seq}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 import pyarrow
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import (
-    BinaryType,
     IntegerType,
     MapType,
     StringType,
@@ -19,44 +19,33 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from conquiet.errors import ConfigError, DataLostError, MalformedMessageError
+from conquiet.errors import ConfigError, DataLostError
 from conquiet.kit import codec
-from conquiet.kit.entry_ids import before
+from conquiet.kit.entry_ids import after, before, order
 from conquiet.message import DATA
 from conquiet.spark.connection import connected, find
-from conquiet.spark.cutting import Slice, cuts, is_before, pieces, upper
-from conquiet.spark.offsets import Spot
-from conquiet.spark.options import Place, ReadOptions
+from conquiet.spark.options import ReadOptions
+from conquiet.spark.payload import PayloadParser, schema_of
 from conquiet.spark.versions import arrow_schema
 from conquiet.sync._bridge import items
 from conquiet.sync._portal import call
 from conquiet.topics.outside import End, Instance, Topic, ends, pages
 from conquiet.wire.streams import Entry
 
-__all__ = [
-    "Seen",
-    "batch_slices",
-    "check_places",
-    "columns",
-    "header_text",
-    "is_text",
-    "look",
-    "lost",
-    "not_text",
-    "read_slice",
-    "tasks_of",
-]
+__all__ = ["CORRUPT", "Slice", "batch_slices", "check_starts", "columns", "header_text", "lost", "read_slice", "split"]
 
 pa: Any = pyarrow  # it has no types
 _log = logging.getLogger("conquiet.spark")
+CORRUPT: Final = "_corrupt"
 _LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999, after which no time can be told."""
 
 
-def columns(binary: bool = False) -> StructType:
-    """The columns of a read."""
+def columns(schema: str | None = None) -> StructType:
+    """The columns of a read; with a schema of the payload, that is a struct, and what does not fit is apart."""
+    payload = StringType() if schema is None else schema_of(schema)
     fields = [
-        StructField("payload", BinaryType() if binary else StringType()),
+        StructField("payload", payload),
         StructField("key", StringType()),
         StructField("headers", MapType(StringType(), StringType())),
         StructField("topic", StringType()),
@@ -64,81 +53,87 @@ def columns(binary: bool = False) -> StructType:
         StructField("id", StringType()),
         StructField("timestamp", TimestampType()),
     ]
-    return StructType(fields)
+    return StructType(fields if schema is None else [*fields, StructField(CORRUPT, StringType())])
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A partition as it is now."""
+class Slice(InputPartition):
+    """Entries of one partition: those after an ID up to another. ``expected`` is how many, if that is known."""
 
-    topic: Topic
-    stream: str
-    end: End
-
-
-async def look(instance: Instance, places: Sequence[Place]) -> dict[Spot, Seen]:
-    """All partitions of these topics."""
-    found: dict[Spot, Seen] = {}
-    for place in places:
-        topic = await find(instance, place)
-        for index, end in enumerate(await ends(instance, topic)):
-            found[place.topic, index] = Seen(topic, topic.stream(instance.keys, index), end)
-    return found
+    def __init__(self, partition: int, stream: str, since: str, until: str, expected: int | None = None) -> None:
+        super().__init__((partition, since, until))
+        self.partition = partition
+        self.stream = stream
+        self.since = since
+        self.until = until
+        self.expected = expected
 
 
 def batch_slices(options: ReadOptions) -> list[Slice]:
     """What a bounded read reads: all that is there now, within the bounds that the user has set."""
     with connected(options.place) as instance:
-        return call(_planned, instance, options)
+        topic, found = call(_look, instance, options)
+        check_starts(options, topic)
+        slices: list[Slice] = []
+        for partition, end in enumerate(found):
+            since = options.since or (options.starts or {}).get(str(partition))
+            if since is None:
+                since = before(end.first) if end.first is not None and options.start == "earliest" else end.last
+            until = end.last if options.until is None else min(end.last, options.until, key=_upper)
+            stream = topic.stream(instance.keys, partition)
+            slices += split(Slice(partition, stream, since, until), end, options.splits)
+        return slices
 
 
-async def _planned(instance: Instance, options: ReadOptions) -> list[Slice]:
-    seen = await look(instance, options.places)
-    check_places(options, seen)
-    whole = [part for spot, now in seen.items() if (part := _bounded(options, spot, now)) is not None]
-    found = await cuts(instance, whole, tasks_of(options, len(seen)))
-    for part in whole:
-        part.expected = None  # retention goes on while it is read, and is no reason to fail
-    return [piece for part, ids in zip(whole, found, strict=True) for piece in pieces(part, ids)]
+def check_starts(options: ReadOptions, topic: Topic) -> None:
+    """``ConfigError`` if the user has said where to begin in a partition that there is not."""
+    for partition in options.starts or ():
+        if int(partition) >= topic.partitions:
+            many = f"topic {options.place.topic!r} has the partitions 0 to {topic.partitions - 1}"
+            raise ConfigError(f"startingOffsets tells of partition {partition}, but {many}")
 
 
-def _bounded(options: ReadOptions, spot: Spot, now: Seen) -> Slice | None:
-    (topic, partition), end = spot, now.end
-    if end.first is None:
-        return None
-    since = options.since or options.starts.get(topic, {}).get(partition) or options.start
-    since = {"earliest": before(end.first), "latest": end.last}.get(since, since)
-    until = options.until or options.ends.get(topic, {}).get(partition) or "latest"
-    until = end.last if until == "latest" else min(end.last, until, key=upper)
-    is_all = until == end.last and since == before(end.first)
-    found = Slice(topic, partition, now.stream, since, until, end.length if is_all else None)
-    return found if is_before(since, until) else None
+async def _look(instance: Instance, options: ReadOptions) -> tuple[Topic, list[End]]:
+    topic = await find(instance, options.place)
+    return topic, await ends(instance, topic)
 
 
-def tasks_of(options: ReadOptions, partitions: int) -> int:
-    """How many tasks the user wants at least."""
-    return options.tasks or (options.splits * partitions if options.splits > 1 else 0)
+def _upper(id: str) -> tuple[int, float]:
+    ms, seq = order(id)
+    return (ms, seq if "-" in id else float("inf"))
 
 
-def check_places(options: ReadOptions, seen: Mapping[Spot, Seen]) -> None:
-    """``ConfigError`` if the user has said where to begin or to end in a partition that there is not."""
-    for option, offsets in (("startingOffsets", options.starts), ("endingOffsets", options.ends)):
-        for topic, places in offsets.items():
-            count = sum(1 for name, _ in seen if name == topic)
-            if places and max(places) >= count:
-                many = f"topic {topic!r} has the partitions 0 to {count - 1}"
-                raise ConfigError(f"{option} tells of partition {max(places)}, but {many}")
+def split(whole: Slice, end: End, count: int) -> list[Slice]:
+    """A slice as up to ``count`` slices of equal lengths of time, which is what an ID tells of its entry."""
+    if end.first is None or not _is_before(whole.since, whole.until):
+        return []
+    low = max(order(after(whole.since))[0], order(end.first)[0])
+    high = order(whole.until)[0]
+    count = min(count, high - low + 1)
+    if count <= 1:
+        return [whole]
+    cuts = [low + (high - low + 1) * step // count for step in range(1, count)]
+    bounds = [whole.since, *(before(f"{ms}-0") for ms in cuts), whole.until]
+    return [
+        Slice(whole.partition, whole.stream, since, until)
+        for since, until in pairwise(bounds)
+        if _is_before(since, until)
+    ]
+
+
+def _is_before(one: str, other: str) -> bool:
+    return order(one) < _upper(other)
 
 
 class Table:
     """Makes record batches of entries, as Spark wants them for a schema."""
 
-    def __init__(self, part: Slice, schema: StructType, group: str | None) -> None:
-        self._part = part
+    def __init__(self, topic: str, schema: StructType, parser: PayloadParser | None, group: str | None) -> None:
+        self._topic = topic
         self._schema = arrow_schema(schema)
+        self._parser = parser
         self._group = None if group is None else group.encode()
 
-    def batch(self, entries: Sequence[Entry]) -> Any:
+    def batch(self, partition: int, entries: Sequence[Entry]) -> Any:
         """The entries as rows; those that are addressed to another group are not among them."""
         ids: list[bytes] = []
         payloads: list[bytes | None] = []
@@ -169,10 +164,11 @@ class Table:
             payloads.append(payload)
             keys.append(key)
             times.append(int(time) if len(time) == 13 and time.isdigit() else _moment(time, id))
-        return self._arranged(ids, payloads, keys, times, headers)
+        return self._arranged(partition, ids, payloads, keys, times, headers)
 
     def _arranged(
         self,
+        partition: int,
         ids: list[bytes],
         payloads: list[bytes | None],
         keys: list[bytes | None],
@@ -181,56 +177,37 @@ class Table:
     ) -> Any:
         schema, count = self._schema, len(ids)
         made: dict[str, Any] = {
-            "payload": self._payloads(ids, payloads, schema.field("payload").type),
             "key": _strings(keys),
             "headers": pa.array([None] * count if headers is None else headers, schema.field("headers").type),
-            "topic": pa.array([self._part.topic] * count, pa.string()),
-            "partition": pa.array([self._part.partition] * count, pa.int32()),
+            "topic": pa.array([self._topic] * count, pa.string()),
+            "partition": pa.array([partition] * count, pa.int32()),
             "id": pa.array(ids, pa.string()),
             "timestamp": pa.array(times, pa.timestamp("ms", "UTC")).cast(schema.field("timestamp").type),
         }
+        if self._parser is None:
+            made["payload"] = _strings(payloads)
+        else:
+            made["payload"], made[CORRUPT] = self._parser.columns(payloads)
         return pa.RecordBatch.from_arrays([made[name] for name in schema.names], schema=schema)
-
-    def _payloads(self, ids: list[bytes], payloads: list[bytes | None], kind: Any) -> Any:
-        try:
-            return pa.array(payloads, kind)
-        except (pa.ArrowInvalid, UnicodeDecodeError):
-            at = next(at for at, payload in enumerate(payloads) if payload is not None and not is_text(payload))
-        raise not_text(self._part.stream, ids[at].decode(), payloads[at])
-
-
-def is_text(payload: bytes) -> bool:
-    """Whether it is UTF-8."""
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def not_text(stream: str, id: str, payload: bytes | None) -> MalformedMessageError:
-    """What is said of a payload that is no text, where text is wanted."""
-    reason = "its payload is not UTF-8; option('payloadType', 'binary') reads payloads as bytes"
-    return MalformedMessageError(stream, id, [b"payload", payload or b""], reason)
 
 
 def read_slice(options: ReadOptions, schema: StructType, part: Slice) -> Iterator[Any]:
     """The entries of a slice; ``DataLostError`` if fewer are there than there were, and that matters to the user."""
-    table = Table(part, schema, options.group)
+    parser = None if options.schema is None else PayloadParser(schema_of(options.schema))
+    table = Table(options.place.topic, schema, parser, options.group)
     count = 0
     with connected(options.place) as instance:
         for page in items(pages(instance, part.stream, part.since, part.until, options.page)):
             count += len(page)
-            yield table.batch(page)
+            yield table.batch(part.partition, page)
     if part.expected is not None and count < part.expected:
-        lost(options, (part.topic, part.partition), part.expected - count)
+        lost(options, part.partition, part.expected - count)
 
 
-def lost(options: ReadOptions, spot: Spot, count: int | None) -> None:
+def lost(options: ReadOptions, partition: int, count: int | None) -> None:
     """Entries were removed before they were read."""
     number = "entries" if count is None else f"{count} entries"
-    topic, partition = spot
-    text = f"topic {topic!r}, partition {partition}: {number} were removed before they were read"
+    text = f"topic {options.place.topic!r}, partition {partition}: {number} were removed before they were read"
     if options.fail_on_loss:
         raise DataLostError(f"{text}; failOnDataLoss=false goes on without them")
     _log.warning("%s", text)

@@ -1,15 +1,13 @@
 """From the rows of a DataFrame to what an entry holds: payload, key, headers and ID, as texts.
 
-A column of strings that is the payload is JSON text, and is written as it is; one of binary is written as it is, too.
-Everything else is written as Spark's ``to_json`` would, fields that are null left out; but times are in UTC and have
-their microseconds. What JSON cannot carry (binary, NaN, infinity, intervals) is refused, with the place where it
-stands.
+A column of strings that is the payload is JSON text, and is written as it is. Everything else is written as Spark's
+``to_json`` would: timestamps as ISO 8601 in UTC, decimals as numbers, digit by digit. What JSON cannot carry (binary,
+NaN, infinity, intervals) is refused, with the place where it stands.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     DayTimeIntervalType,
-    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -40,12 +37,11 @@ from pyspark.sql.types import (
 
 from conquiet.errors import ConfigError, PayloadError
 
-__all__ = ["Columns", "Layout", "Unfit", "UnfitPayload", "are_json", "as_texts", "by_type", "header_texts", "json_text"]
+__all__ = ["Columns", "Layout", "Unfit", "UnfitPayload", "are_json", "as_texts", "by_type", "json_text"]
 
 _KEYS: Final = (StringType, ByteType, ShortType, IntegerType, LongType)
 _NOT_JSON: Final = (BinaryType, DayTimeIntervalType, YearMonthIntervalType)
 _raw = msgspec.json.Decoder(msgspec.Raw)
-_SINGLE: Final = struct.Struct("f")
 
 
 class Unfit(Exception):
@@ -134,24 +130,21 @@ class Layout:
                 name = fields[self.headers].name
                 raise ConfigError(f"headers is column {name!r} of type {kind.simpleString()}, not map<string,string>")
         for at, field in enumerate(fields):
-            is_bytes = at == self.payload and isinstance(field.dataType, BinaryType)
-            if at != self.headers and (self.payload is None or at == self.payload) and not is_bytes:
+            if at != self.headers and (self.payload is None or at == self.payload):
                 _check_json(field.name, field.dataType)
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def payload_of(self, values: Sequence[Any]) -> str | bytes:
+    def payload_of(self, values: Sequence[Any]) -> str:
         """The payload of a row, by its values."""
         if self.payload is not None:
             value = values[self.payload]
-            if isinstance(value, bytes | bytearray):
-                return bytes(value)
             return json_text(self.names[self.payload], value)
         return orjson.dumps(
             {
                 name: _plain(name, value)
                 for at, (name, value) in enumerate(zip(self.names, values, strict=True))
-                if at != self.headers and value is not None
+                if at != self.headers
             },
             option=orjson.OPT_PASSTHROUGH_SUBCLASS,
         ).decode()
@@ -272,8 +265,7 @@ def _moment(path: str, value: datetime) -> str:
 
 
 def _row(path: str, value: Row) -> dict[str, Any]:
-    named = value.asDict()
-    return {name: _plain(f"{path}.{name}", part) for name, part in named.items() if part is not None}
+    return {name: _plain(f"{path}.{name}", part) for name, part in value.asDict().items()}
 
 
 def _object(path: str, value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -328,8 +320,6 @@ def by_type(kind: DataType) -> Callable[[Any], Any] | None:
     """
     if isinstance(kind, TimestampNTZType):
         return lambda moment: None if moment is None else _Value(moment.isoformat())
-    if isinstance(kind, FloatType):
-        return lambda number: None if number is None else _shortest(number)
     if isinstance(kind, MapType):
         inner = by_type(kind.valueType)
         return lambda pairs: (
@@ -342,31 +332,10 @@ def by_type(kind: DataType) -> Callable[[Any], Any] | None:
         return lambda values: None if values is None else [inner(value) for value in cast("list[Any]", values)]
     if isinstance(kind, StructType):
         inners = {field.name: found for field in kind.fields if (found := by_type(field.dataType)) is not None}
-        return lambda values: None if values is None else _filled(values, inners)
+        return (lambda values: None if values is None else _filled(values, inners)) if inners else None
     return None
 
 
 def _filled(values: Any, inners: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """A struct without its nulls, as ``to_json`` writes it; those of a map are written."""
     named: dict[str, Any] = values.asDict() if isinstance(values, Row) else values
-    return {
-        name: inners[name](value) if name in inners else value for name, value in named.items() if value is not None
-    }
-
-
-def _shortest(number: float) -> float:
-    """The number with the fewest digits that is the same as 32 bits."""
-    if not math.isfinite(number):
-        return number
-    short = (float(f"{number:.{digits}g}") for digits in (6, 7, 8, 9))
-    return next((one for one in short if _SINGLE.unpack(_SINGLE.pack(one))[0] == number), number)
-
-
-def header_texts(values: Sequence[Any]) -> list[str | None] | None:
-    """The headers of rows; ``None`` if some are not strings by strings."""
-    texts: list[str | None] = []
-    for value in values:
-        if value and not all(type(text) is str for text in value.values()):
-            return None
-        texts.append(orjson.dumps(value).decode() if value else None)
-    return texts
+    return {name: inners[name](value) if name in inners else value for name, value in named.items()}

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from pyspark import SparkContext, TaskContext
 from pyspark.accumulators import Accumulator
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.utils import is_remote
+from pyspark.sql.types import StructType
 
-from conquiet.errors import ConfigError, QueueError
+from conquiet.errors import ConfigError
 from conquiet.kit import rules
-from conquiet.spark.connection import connected, find, opened
+from conquiet.spark.connection import connected, find, not_legacy, opened
 from conquiet.spark.failures import briefly, plainly
-from conquiet.spark.options import Place, WriteOptions
+from conquiet.spark.options import Place
 from conquiet.spark.rows import Columns, Layout
-from conquiet.spark.source import TopicDataSource
-from conquiet.spark.writing import write_rows
+from conquiet.spark.writing import done_with, write_rows
 from conquiet.sync._portal import call
-from conquiet.topics.produce.once import Write, outcome
-from conquiet.wire.keys import name
+from conquiet.topics.produce.once import Write
 
 __all__ = ["TopicSink", "Written", "publish"]
-
-_log = logging.getLogger("conquiet.spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +43,9 @@ class TopicSink:
     rows, and connects only where it runs. Nothing is lost; a task that is tried again, or runs twice at a time, adds
     nothing twice if it brings the same rows in the same order, or with ``id_column`` in any. A function of one's own
     may call it several times in a task, with some of the rows each time. One sink may serve many DataFrames, jobs and
-    sessions: what another job sends is added, though it be the same rows. With ``write_id`` and a ``batch_id`` that
-    grows, a batch that another job repeats adds only what is missing, as in ``foreachBatch`` after a restart.
-    ``written`` counts the rows of finished tasks. A row does not tell a ``TIMESTAMP_NTZ`` from an instant, nor a
-    ``FLOAT`` from a ``DOUBLE``, so here it is taken for the latter, a time in the zone of the worker; :func:`publish`
-    knows better.
+    sessions: what another job sends is added, though it be the same rows. ``written`` counts the rows of finished
+    tasks. A row does not tell a ``TIMESTAMP_NTZ`` from an instant, so here it is taken for one, in the zone of the
+    worker; :func:`publish` knows better.
     """
 
     def __init__(
@@ -65,16 +58,15 @@ class TopicSink:
         headers: str | None = None,
         id_column: str | None = None,
         null_keys: bool = False,
-        write_id: str | None = None,
-        batch_id: int = 0,
-        accept_duplicates: bool = False,
         namespace: str = "",
     ) -> None:
         self._place = Place(url, topic, namespace)
         opened(self._place)  # a bad URL is the caller's to see now
-        self._columns = _columns(key, payload, headers, id_column, null_keys)
-        _check(write_id, batch_id, accept_duplicates)
-        self._repeats = write_id, batch_id, accept_duplicates
+        for what, column in (("key", key), ("payload", payload), ("headers", headers), ("id_column", id_column)):
+            if column is not None:
+                rules.text(what, column)
+        self._columns = Columns(key, payload, headers, id_column, rules.flag("null_keys", null_keys))
+        self._schema: StructType | None = None
         self._name = uuid4().hex
         self._rows = self._counter()
         self._repeated = self._counter()
@@ -90,25 +82,19 @@ class TopicSink:
     def written(self) -> Written:
         """What has been written through this sink, as far as the driver knows; by tasks that have ended."""
         if self._rows is None or self._repeated is None:
-            raise ConfigError(
-                "there is no SparkContext here that could count: make the sink in the driver; "
-                "publish counts on Spark Connect, too"
-            )
+            raise ConfigError("there is no SparkContext here that could count: make the sink in the driver")
         return Written(self._rows.value, self._repeated.value)
 
     @briefly
     def __call__(self, rows: Iterable[Row]) -> None:
         """Send the rows of one partition."""
-        done = write_rows(self._place, self._write(), self._layout, rows, places=self._places_of_task())
+        done = write_rows(self._place, self._write(), self._layout, rows, self._schema, self._places_of_task())
         if self._rows is not None and self._repeated is not None:
             self._rows.add(done.rows)
             self._repeated.add(done.repeated)
 
     def _write(self) -> Write:
         """One a stage of a job: its retries have its number, and an RDD that is used again brings the same pickle."""
-        write_id, batch, is_late = self._repeats
-        if write_id is not None:
-            return Write(write_id, batch, self._columns.id is not None, goes_on=True, is_late=is_late)
         context = TaskContext.get()
         # Outside of tasks nothing is tried again, and each call brings rows of its own.
         name = uuid4().hex if context is None else f"{self._name}-{context.stageId()}"
@@ -129,8 +115,29 @@ class TopicSink:
         return Layout.of(names, self._columns)
 
     def _counter(self) -> Accumulator[int] | None:
-        context = None if is_remote() else SparkContext._active_spark_context
+        context = SparkContext._active_spark_context
         return None if context is None else context.accumulator(0)
+
+
+class _Once(TopicSink):
+    """A sink for one DataFrame, whose write is over when that is written."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__  # the driver has to know the name, too
+
+    def _write(self) -> Write:
+        return Write(self._name, by_id=self._columns.id is not None)
+
+    def prepare(self, frame: DataFrame) -> None:
+        """Refuse what cannot be written before any task begins."""
+        Layout.of(frame.columns, self._columns).check(frame.schema)
+        self._schema = frame.schema
+        with connected(self._place) as instance:
+            not_legacy(call(find, instance, self._place))
+
+    def clean_up(self) -> None:
+        """Do not remember for days what was written: it will not be repeated."""
+        done_with(self._place, self._write())
 
 
 def publish(
@@ -143,51 +150,25 @@ def publish(
     headers: str | None = None,
     id_column: str | None = None,
     null_keys: bool = False,
-    write_id: str | None = None,
-    batch_id: int = 0,
-    accept_duplicates: bool = False,
     namespace: str = "",
-) -> Written | None:
-    """Send all rows of ``frame`` to a topic, as ``frame.write.format("conquiet")`` does; what was written, once all is.
+) -> Written:
+    """Send all rows of ``frame`` to a topic, as :class:`TopicSink` does; what was written, once all is.
 
-    ``None`` if all is written, but the server cannot be reached from here, only from Spark. Columns, types, the topic
-    and the server are checked before the first row. If a task fails for good, its error is raised as it was in the
-    task, and what other tasks have written stays. With ``write_id`` a repetition adds only what is missing.
+    Columns, types, the topic and the server are checked before the first row. If a task fails for good, its error is
+    raised as it was in the task, and what other tasks have written stays.
     """
-    wanted = _columns(key, payload, headers, id_column, null_keys)
-    _check(write_id, batch_id, accept_duplicates)
-    place = Place(url, topic, namespace)
-    opened(place)
-    Layout.of(frame.columns, wanted).check(frame.schema)
-    null: Literal["allow", "refuse"] = "allow" if null_keys else "refuse"
-    options = WriteOptions(place, key, payload, headers, id_column, null, write_id, batch_id, accept_duplicates)
-    frame.sparkSession.dataSource.register(TopicDataSource)
+    sink = _Once(
+        url,
+        topic,
+        key=key,
+        payload=payload,
+        headers=headers,
+        id_column=id_column,
+        null_keys=null_keys,
+        namespace=namespace,
+    )
+    sink.prepare(frame)
     with plainly():
-        frame.write.format("conquiet").options(**options.told()).mode("append").save()
-    return _outcome(place, options.write())
-
-
-def _outcome(place: Place, write: Write) -> Written | None:
-    try:
-        with connected(place) as instance:
-            found = call(outcome, instance, call(find, instance, place), write)
-    except QueueError as error:
-        _log.warning("topic %r: all is written, but how many rows is not known here: %s", place.topic, error)
-        return None
-    return None if found is None else Written(*found)
-
-
-def _columns(key: Any, payload: Any, headers: Any, id_column: Any, null_keys: Any) -> Columns:
-    for what, column in (("key", key), ("payload", payload), ("headers", headers), ("id_column", id_column)):
-        if column is not None:
-            rules.text(what, column)
-    return Columns(key, payload, headers, id_column, rules.flag("null_keys", null_keys))
-
-
-def _check(write_id: Any, batch_id: Any, accept_duplicates: Any) -> None:
-    rules.flag("accept_duplicates", accept_duplicates)
-    if write_id is not None:
-        name("write_id", write_id)
-    elif batch_id:
-        raise ConfigError("batch_id needs a write_id: the name that a repeated write is known by")
-    rules.integer("batch_id", batch_id, least=0)
+        frame.foreachPartition(sink)
+    sink.clean_up()
+    return sink.written

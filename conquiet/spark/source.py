@@ -25,14 +25,13 @@ from pyspark.sql.types import StructType
 from conquiet.errors import ConfigError
 from conquiet.spark import deadletters
 from conquiet.spark.connection import connected, find, not_legacy, opened
-from conquiet.spark.cutting import Slice
 from conquiet.spark.failures import briefly
 from conquiet.spark.options import ReadOptions, WriteOptions
-from conquiet.spark.reading import batch_slices, columns, read_slice
+from conquiet.spark.reading import Slice, batch_slices, columns, read_slice
 from conquiet.spark.rows import Columns, Layout
 from conquiet.spark.streaming import TopicStreamReader
 from conquiet.spark.versions import HANDS_OVER_ARROW, StreamWriter
-from conquiet.spark.writing import finished, say, total, write_batches, write_rows
+from conquiet.spark.writing import done_with, say, totals, write_batches, write_rows
 from conquiet.sync._portal import call
 from conquiet.topics.produce.once import Appended, Write, begin
 
@@ -61,24 +60,26 @@ class TopicDataSource(DataSource):
         """The columns of a read."""
         options = ReadOptions.of(self.options)
         opened(options.place)
-        return _columns(options)
+        return deadletters.columns() if options.dead_letters else columns(options.schema)
 
     @briefly
     def reader(self, schema: StructType) -> DataSourceReader:
         """A bounded read."""
-        options = _read(self.options, schema)
-        if (option := options.of_streams_only()) is not None:
-            raise ConfigError(f"{option} is for streams: a bounded read is one batch, and has no progress to publish")
+        options = ReadOptions.of(self.options)
+        if options.group is not None:
+            raise ConfigError("group is for streams: a bounded read has no progress to publish")
+        if options.limit is not None:
+            raise ConfigError("maxRowsPerBatch is for streams: a bounded read is one batch")
         return deadletters.LetterReader(options, schema) if options.dead_letters else TopicReader(options, schema)
 
     @briefly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """An unbounded read."""
-        options = _read(self.options, schema)
+        options = ReadOptions.of(self.options)
         if options.dead_letters:
             raise ConfigError("dead letters are read in batches, not as a stream")
-        if options.until is not None or options.ends:
-            raise ConfigError("a stream has no end: endId, endingTimestamp and endingOffsets are for bounded reads")
+        if options.until is not None:
+            raise ConfigError("a stream has no end: endId and endTime are for bounded reads")
         return TopicStreamReader(options, schema)
 
     @briefly
@@ -95,21 +96,6 @@ class TopicDataSource(DataSource):
         if options.write_id is not None:
             raise ConfigError("writeId is for single writes: a stream is known by its query")
         return TopicStreamWriter(options, layout, schema)
-
-
-def _columns(options: ReadOptions) -> StructType:
-    return deadletters.columns(options.binary) if options.dead_letters else columns(options.binary)
-
-
-def _read(given: Any, schema: StructType) -> ReadOptions:
-    options = ReadOptions.of(given)
-    wanted = _columns(options)
-    if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in wanted]:
-        raise ConfigError(
-            "the columns of a read are fixed, and .schema(...) cannot change them: "
-            "conquiet.spark.parsed(frame, schema) parses the payload"
-        )
-    return options
 
 
 def _checked(options: Any, schema: StructType, overwrite: bool) -> tuple[WriteOptions, Layout]:
@@ -162,7 +148,9 @@ class TopicWriter(DataSourceArrowWriter):
         self._given = options
         self._layout = layout
         self._schema = schema
-        self._write = options.write()
+        name = uuid4().hex if options.write_id is None else options.write_id
+        goes_on = options.write_id is not None
+        self._write = Write(name, options.batch_id, options.id_column is not None, goes_on)
 
     def begin(self) -> None:
         """Refuse what cannot be repeated any more before the first task, if this may be a repetition."""
@@ -178,14 +166,14 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
-        done = total(messages)
-        say(f"topic {self._given.place.topic!r}: {done}")
-        finished(self._given.place, self._write, done)
+        say(f"topic {self._given.place.topic!r}: {dict(totals(messages))}")
+        if not self._write.goes_on:
+            done_with(self._given.place, self._write)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Some task has failed for good: what the others have written stays."""
-        done = total(messages)
-        _log.warning("topic %r: the write failed; what was written stays: %s", self._given.place.topic, done)
+        found = dict(totals(messages))
+        _log.warning("topic %r: the write failed; what was written stays: %s", self._given.place.topic, found)
 
 
 class TopicStreamWriter(StreamWriter):
@@ -215,13 +203,13 @@ class TopicStreamWriter(StreamWriter):
         if query is None or batch is None:
             _log.warning("this Spark does not tell which batch is written: a batch that is repeated is written again")
             return Write(uuid4().hex, by_id=by_id)
-        return Write(query, int(batch), by_id, goes_on=True, is_late=self._given.accept_duplicates)
+        return Write(query, int(batch), by_id, goes_on=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch are done."""
-        say(f"topic {self._given.place.topic!r}, batch {batchId}: {total(messages)}")
+        say(f"topic {self._given.place.topic!r}, batch {batchId}: {dict(totals(messages))}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The batch has failed; it is the same batch when the query is restarted."""
-        found = total(messages)
+        found = dict(totals(messages))
         _log.warning("topic %r, batch %d failed; what was written stays: %s", self._given.place.topic, batchId, found)

@@ -10,15 +10,7 @@ from pyspark.sql import datasource
 from pyspark.sql.pandas import types as _types
 from pyspark.sql.types import StructType
 
-__all__ = [
-    "HANDS_OVER_ARROW",
-    "LIMITS_BATCHES",
-    "AvailableNow",
-    "StreamWriter",
-    "arrow_schema",
-    "is_unlimited",
-    "read_limit",
-]
+__all__ = ["HANDS_OVER_ARROW", "LIMITS_BATCHES", "AvailableNow", "StreamWriter", "arrow_schema", "read_limit"]
 
 HANDS_OVER_ARROW: bool = hasattr(datasource, "DataSourceStreamArrowWriter")
 """Whether a stream gives its writer record batches; before 4.1 they are rows."""
@@ -48,14 +40,7 @@ def arrow_schema(schema: StructType) -> Any:
         return convert(schema)
 
 
-def read_limit(rows: int | None, size: int | None) -> Any:
-    """How much a batch may have; from 4.2 on Spark asks, and takes one of the two."""
+def read_limit(limit: int | None) -> Any:
+    """How much a batch may have; from 4.2 on Spark asks."""
     limits: Any = import_module("pyspark.sql.streaming.datasource")
-    if rows is not None:
-        return limits.ReadMaxRows(rows)
-    return limits.ReadAllAvailable() if size is None else limits.ReadMaxBytes(size)
-
-
-def is_unlimited(limit: Any) -> bool:
-    """Whether Spark wants all that there is."""
-    return type(limit).__name__ == "ReadAllAvailable"
+    return limits.ReadAllAvailable() if limit is None else limits.ReadMaxRows(limit)

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-import pyarrow
-from pyarrow import compute
+import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import StringType, StructType
 
 from conquiet.errors import ConquietError
 from conquiet.spark.connection import connected, find, not_legacy
 from conquiet.spark.options import Place
-from conquiet.spark.rows import Layout, Unfit, are_json, as_texts, by_type, header_texts
+from conquiet.spark.rows import Layout, Unfit, are_json, as_texts, by_type
 from conquiet.sync._portal import call
-from conquiet.topics.produce.once import Appended, Appender, Cutter, Write, begin, finish, forget
+from conquiet.topics.produce.once import Appended, Appender, Cutter, Write, begin, forget
 
-__all__ = ["TaskWriter", "finished", "say", "total", "write_batches", "write_rows"]
+__all__ = ["TaskWriter", "done_with", "say", "totals", "write_batches", "write_rows"]
 
-pa: Any = pyarrow  # it has no types
-pc: Any = compute
 _log = logging.getLogger("conquiet.spark")
-_Texts: TypeAlias = Iterable[str | bytes]
+_Texts: TypeAlias = Iterable[str]
 _Column: TypeAlias = Iterable[str | None] | None
-_Made: TypeAlias = tuple[str | bytes, str | None, str | None, str | None]
+_Made: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A row's payload, key, headers and ID."""
-_ESCAPED: Final = b'"\\' + bytes(range(32))
-"""What stands in JSON otherwise than in a text."""
 _PAGE: Final = 1_000
 """Rows that are turned into bytes at a time."""
 
 
 def say(text: str) -> None:
-    """Tell what a task has done, to whoever has set up the logger ``conquiet.spark`` for that."""
-    _log.info("%s", text)
+    """Put a line into the task's log, which is standard error unless logging is set up."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info(text)
+    else:
+        sys.stderr.write(f"conquiet.spark: {text}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +125,17 @@ def _add_rows(writer: TaskWriter, layout: Layout, page: Sequence[Any], first: in
 
 def _has_added_texts(writer: TaskWriter, layout: Layout, page: Sequence[Any]) -> bool:
     """Add the rows, if they have nothing but texts: by columns, which takes a third of the time."""
-    if layout.payload is None:
+    if layout.payload is None or layout.headers is not None:
         return False
     columns = list(zip(*page, strict=True))
     payloads = as_texts(columns[layout.payload])
     keys = None if layout.key is None else as_texts(columns[layout.key])
     ids = None if layout.id is None else as_texts(columns[layout.id])
-    headers = None if layout.headers is None else header_texts(columns[layout.headers])
     if payloads is None or type(columns[layout.payload][0]) is not str or not are_json(payloads):
         return False
-    if (layout.key is not None and keys is None) or (layout.headers is not None and headers is None):
+    if (layout.key is not None and keys is None) or (layout.id is not None and (ids is None or "" in ids)):
         return False
-    if layout.id is not None and (ids is None or "" in ids):
-        return False
-    writer.add(payloads, keys, headers, ids)
+    writer.add(payloads, keys, None, ids)
     return True
 
 
@@ -169,41 +165,19 @@ def _add_batch(writer: TaskWriter, layout: Layout, schema: StructType, batch: An
     if not batch.num_rows:
         return
     at = layout.payload
-    kind = None if at is None else schema.fields[at].dataType
-    if at is None or not isinstance(kind, StringType | BinaryType):
+    is_plain = at is not None and isinstance(schema.fields[at].dataType, StringType) and layout.headers is None
+    if not is_plain:
         _add_rows(writer, layout, _rows_of(schema, batch), first, part)
         return
+    assert at is not None
     payloads = batch.column(at).to_pylist()
     keys = None if layout.key is None else _texts(batch.column(layout.key))
     ids = None if layout.id is None else _texts(batch.column(layout.id))
-    headers, is_fit = (None, True) if layout.headers is None else _headers(batch.column(layout.headers))
-    is_fit = is_fit and (None not in payloads if isinstance(kind, BinaryType) else are_json(payloads))
-    is_fit = is_fit and (keys is None or layout.null_keys or None not in keys)
+    is_fit = are_json(payloads) and (keys is None or layout.null_keys or None not in keys)
     if not is_fit or (ids is not None and (None in ids or "" in ids)):
         _add_each(writer, layout, _rows_of(schema, batch), first, part)  # which says what is wrong, and where
         return
-    writer.add(payloads, keys, headers, ids)
-
-
-def _headers(column: Any) -> tuple[list[str | None] | None, bool]:
-    """A column of maps as JSON texts, by columns too; or whether they have to be looked at one by one."""
-    if column.null_count == len(column):
-        return None, True
-    names, texts = column.keys, column.items
-    if names.null_count or texts.null_count:
-        return None, False
-    if any(_has_escapes(words.buffers()[2]) for words in (names, texts)):
-        return header_texts([None if value is None else dict(value) for value in column.to_pylist()]), True
-    pairs = pc.binary_join_element_wise('"', names, '":"', texts, '"', "")
-    lists = pa.ListArray.from_arrays(column.offsets, pairs)
-    objects = pc.binary_join_element_wise("{", pc.binary_join(lists, ","), "}", "")
-    is_empty = pc.equal(pc.list_value_length(lists), 0)
-    return pc.if_else(is_empty, pa.scalar(None, pa.string()), objects).to_pylist(), True
-
-
-def _has_escapes(texts: Any) -> bool:
-    """Whether a buffer of texts has something that JSON writes otherwise."""
-    return texts is not None and len(bytes(texts).translate(None, _ESCAPED)) < texts.size
+    writer.add(payloads, keys, None, ids)
 
 
 def _texts(column: Any) -> list[str | None]:
@@ -238,21 +212,16 @@ def _told(place: Place, write: Write, part: int, done: Appended) -> Appended:
     return done
 
 
-def finished(place: Place, write: Write, done: Appended) -> None:
-    """Keep what a write did for whoever asks, and remember what it wrote for an hour only if nobody can repeat it.
-
-    That this may fail does not make a failure of the write.
-    """
+def done_with(place: Place, write: Write) -> None:
+    """Remember a write that succeeded for an hour only. That this may fail does not make a failure of the write."""
     try:
         with connected(place) as instance:
             topic = call(find, instance, place)
-            call(finish, instance, topic, write, done.rows, done.repeated)
-            if not write.goes_on:
-                call(forget, instance, topic, write, topic.partitions)
+            call(forget, instance, topic, write, topic.partitions)
     except ConquietError as error:
-        _log.warning("topic %r: all is written, but what was written is not told: %s", place.topic, error)
+        _log.warning("topic %r: what was written is remembered for 8 days: %s", place.topic, error)
 
 
-def total(messages: Iterable[Any]) -> Appended:
+def totals(messages: Iterable[Any]) -> Mapping[str, int]:
     """What the tasks of a write have told, added up."""
-    return sum((message.done for message in messages if message is not None), Appended())
+    return asdict(sum((message.done for message in messages if message is not None), Appended()))

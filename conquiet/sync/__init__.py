@@ -26,7 +26,6 @@ from conquiet import DbTx as DbTx
 from conquiet import DeadLetter as DeadLetter
 from conquiet import DeadLetterPolicy as DeadLetterPolicy
 from conquiet import DuplicateJobError as DuplicateJobError
-from conquiet import EnqueuedIds as EnqueuedIds
 from conquiet import EntryId as EntryId
 from conquiet import GroupInfo as GroupInfo
 from conquiet import GroupLostError as GroupLostError
@@ -34,11 +33,8 @@ from conquiet import GroupPartition as GroupPartition
 from conquiet import HashPartitioner as HashPartitioner
 from conquiet import Health as Health
 from conquiet import Job as Job
-from conquiet import JobBatch as JobBatch
-from conquiet import JobCounts as JobCounts
 from conquiet import JobHealth as JobHealth
 from conquiet import JobPage as JobPage
-from conquiet import JobProgress as JobProgress
 from conquiet import JobRetention as JobRetention
 from conquiet import JobSpec as JobSpec
 from conquiet import JobState as JobState
@@ -65,7 +61,6 @@ from conquiet import Reject as Reject
 from conquiet import Retention as Retention
 from conquiet import Retry as Retry
 from conquiet import RetryPolicy as RetryPolicy
-from conquiet import Snooze as Snooze
 from conquiet import StaleLeaseError as StaleLeaseError
 from conquiet import StreamAdded as StreamAdded
 from conquiet import StreamDisowned as StreamDisowned
@@ -77,7 +72,6 @@ from conquiet import TopicDefaults as TopicDefaults
 from conquiet import TopicFullError as TopicFullError
 from conquiet import TopicInfo as TopicInfo
 from conquiet import TypedCodec as TypedCodec
-from conquiet import Unique as Unique
 from conquiet import UnknownJobError as UnknownJobError
 from conquiet import UnknownTopicError as UnknownTopicError
 from conquiet import __all__ as __all__
@@ -129,7 +123,6 @@ class Admin(Twin[core.Admin]):
 
 class Broker(Facade[core.Broker]):
     __doc__ = core.Broker.__doc__
-    _closes_when_dropped = True
 
     @takes(BrokerOptions)
     def __init__(self, client: AddressLike, **options: Unpack[BrokerKeywords]) -> None:

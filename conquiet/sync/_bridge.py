@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import wraps
@@ -12,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, ge
 
 from conquiet.errors import ConquietError
 from conquiet.kit.loopthread import PRIVATE_LOOP, forks, outlive_fork
-from conquiet.sync._portal import call, close_soon
+from conquiet.sync._portal import call
 
 __all__ = ["Bridge", "Facade", "Twin", "blocking", "items", "passing"]
 
@@ -74,15 +73,6 @@ class Twin(Generic[T]):
 
 class Facade(Twin[CM]):
     """A core object behind synchronous methods, with the core's own context manager."""
-
-    _closes_when_dropped = False
-    """Whether the core is closed when nobody refers to the facade any more: a Spark task may just end with it."""
-
-    def _build(self) -> CM:
-        core = super()._build()
-        if self._closes_when_dropped:
-            weakref.finalize(self, close_soon, cast("Any", core).aclose, forks()).atexit = False
-        return core
 
     def __enter__(self) -> Self:
         call(self._core().__aenter__)

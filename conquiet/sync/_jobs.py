@@ -40,13 +40,11 @@ class MemoryStore(_Store[core.MemoryStore]):
         super().__init__(core.MemoryStore, clock=clock)
 
     open = blocking(core.MemoryStore.open)
-    list_queues = blocking(core.MemoryStore.list_queues)
     close = blocking(core.MemoryStore.aclose)
 
 
 class RedisStore(_Store[core.RedisStore]):
     __doc__ = core.RedisStore.__doc__
-    _closes_when_dropped = True
 
     @takes(given.RedisStoreOptions)
     def __init__(self, client: AddressLike, **options: Unpack[given.RedisStoreKeywords]) -> None:
@@ -58,13 +56,11 @@ class RedisStore(_Store[core.RedisStore]):
         return cls(url, **options)
 
     open = blocking(core.RedisStore.open)
-    list_queues = blocking(core.RedisStore.list_queues)
     close = blocking(core.RedisStore.aclose)
 
 
 class PostgresStore(_Store[core.PostgresStore]):
     __doc__ = core.PostgresStore.__doc__
-    _closes_when_dropped = True
 
     @takes(given.PostgresStoreOptions)
     def __init__(self, dsn: str, **options: Unpack[given.PostgresStoreKeywords]) -> None:
@@ -76,7 +72,6 @@ class PostgresStore(_Store[core.PostgresStore]):
         return cls(dsn, **options)
 
     open = blocking(core.PostgresStore.open)
-    list_queues = blocking(core.PostgresStore.list_queues)
     close = blocking(core.PostgresStore.aclose)
     migrate = blocking(core.PostgresStore.migrate)
     sql = passing(core.PostgresStore.sql)
@@ -124,12 +119,6 @@ class JobQueue(Twin[core.JobQueue]):
     replay = blocking(core.JobQueue.replay)
     cancel = blocking(core.JobQueue.cancel)
     delete = blocking(core.JobQueue.delete)
-    pause = blocking(core.JobQueue.pause)
-    resume = blocking(core.JobQueue.resume)
-    is_paused = blocking(core.JobQueue.is_paused)
-    replay_many = blocking(core.JobQueue.replay_many)
-    cancel_many = blocking(core.JobQueue.cancel_many)
-    delete_many = blocking(core.JobQueue.delete_many)
     purge = blocking(core.JobQueue.purge)
     collector = passing(core.JobQueue.collector)
 

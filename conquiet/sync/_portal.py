@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -14,10 +13,9 @@ from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from conquiet.errors import ConfigError, ConquietError
 from conquiet.kit.handlers import checked, is_async
-from conquiet.kit.loopthread import PRIVATE_LOOP, forks
-from conquiet.kit.service import Background
+from conquiet.kit.loopthread import PRIVATE_LOOP
 
-__all__ = ["Errand", "Inbox", "call", "close_soon", "current_inbox", "on_caller", "plain"]
+__all__ = ["Errand", "Inbox", "call", "current_inbox", "on_caller", "plain"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,8 +25,6 @@ _ASYNC: Final = "{} must be a plain function, not an async one: those belong to 
 Inbox: TypeAlias = "SimpleQueue[Errand | _Call[Any]]"
 
 _inbox: ContextVar[Inbox] = ContextVar("conquiet_caller")
-_log = logging.getLogger("conquiet.sync")
-_endings: Final = Background()
 
 
 def call(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -51,24 +47,6 @@ def call(function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs)
             under_way.wait(time.monotonic() + _GRACE)
         raise
     return under_way.result()
-
-
-def close_soon(close: Callable[[], Awaitable[None]], made: int) -> None:
-    """Have the private loop close what nobody refers to any more. The garbage collector may call this, on any thread.
-
-    ``made`` is the count of forks when it was made: a forked child leaves it to its parent.
-    """
-    loop = PRIVATE_LOOP.if_running()
-    if loop is not None and made == forks():
-        with suppress(RuntimeError):  # the process is ending, and the loop is closed
-            loop.call_soon_threadsafe(lambda: _endings.start(_closed(close), "close-dropped"))
-
-
-async def _closed(close: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await close()
-    except Exception as error:
-        _log.warning("closing what was dropped without a close: %s", error)
 
 
 class _Call(Generic[R]):

@@ -70,7 +70,6 @@ class EmbeddedRedis(Facade[core.EmbeddedRedis]):
 
 class RedisStreamsQueue(Facade[core.RedisStreamsQueue]):
     __doc__ = core.RedisStreamsQueue.__doc__
-    _closes_when_dropped = True
 
     def __init__(self, client: AddressLike, config: QueueConfig) -> None:
         super().__init__(core.RedisStreamsQueue, Address.of(client), config)

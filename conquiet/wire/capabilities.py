@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from redis.exceptions import (
-    AuthenticationError,
     ClusterDownError,
     MasterDownError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
-    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -35,13 +33,10 @@ __all__ = [
     "is_noscript",
     "lag_of",
     "node_in_doubt",
-    "refuses_for_good",
     "still_there",
 ]
 
 _IN_DOUBT: Final = (OSError, RedisConnectionError, ReadOnlyError, ClusterDownError, MasterDownError)
-_PASSING: Final = ("BUSY", "MISCONF", "NOREPLICAS")
-"""How refusals begin that have no class of their own and are over some time: a long script, a full disk, no replica."""
 _PROBE: Final = ("CLIENT", "UNBLOCK", 0)
 """Asks whether a blocked client may be woken: no client has that ID."""
 
@@ -110,13 +105,6 @@ def is_demoted(reply: Reply) -> bool:
 def node_in_doubt(reply: Reply) -> bool:
     """Whether what was said, or that nothing was, lets one ask anew which node it should be."""
     return isinstance(reply, Exception) and (isinstance(reply, _IN_DOUBT) or is_demoted(reply))
-
-
-def refuses_for_good(reply: Reply) -> bool:
-    """Whether the server has said no, and not because of a state that passes."""
-    passes = node_in_doubt(reply) or is_full(reply) or isinstance(reply, TryAgainError)
-    passes = passes or str(reply).startswith(_PASSING)
-    return isinstance(reply, AuthenticationError) or (isinstance(reply, ResponseError) and not passes)
 
 
 # --- what they leave out ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from conquiet.kit.service import MOMENT, Background, to_its_end
 from conquiet.wire.address import Address, Endpoint
 from conquiet.wire.blocking_connection import Blocking, BlockingConnection
 from conquiet.wire.blocking_pool import BlockingPool
-from conquiet.wire.capabilities import Capabilities, is_full, node_in_doubt, refuses_for_good
+from conquiet.wire.capabilities import Capabilities, is_full, node_in_doubt
 from conquiet.wire.interrupt import Interrupt
 from conquiet.wire.line import LARGE
 from conquiet.wire.parser import Reply
@@ -24,7 +24,7 @@ from conquiet.wire.shared_read import SharedRead
 from conquiet.wire.streams import pack
 from conquiet.wire.topology import topology_of
 
-__all__ = ["Connections", "is_for_want_of_memory", "is_refusal"]
+__all__ = ["Connections", "is_for_want_of_memory"]
 
 _CLOSED: Final = "closed: no command can be sent any more"
 _MOST_REDIRECTS: Final = 5
@@ -37,11 +37,6 @@ _FAILURES: Final = (RedisError, OSError)  # a TimeoutError is an OSError
 def is_for_want_of_memory(error: QueueError) -> bool:
     """Whether a server refused a command because its memory is full."""
     return is_full(error.__cause__)
-
-
-def is_refusal(error: QueueError) -> bool:
-    """Whether a server has said no, and not because of a state that passes: then to wait does not help."""
-    return refuses_for_good(error.__cause__)
 
 
 class Connections:

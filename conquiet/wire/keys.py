@@ -168,11 +168,6 @@ class JobKeys:
     jobs = _Key("jobs", "HASH from a job's ID to what was enqueued; written once.")
     records = _Key("records", "HASH from a job's ID to what has become of it; nothing while it was never claimed.")
     errors = _Key("errors", "HASH from a job's ID to its last error and its failed attempts.")
-    unique = _Key("unique", "HASH from a unique key to the job that has it, or had it last.")
-    unique_of = _Key("unique_of", "HASH from a job's ID to its unique key, unless that is held for a window of time.")
-    unique_ends = _Key("unique_ends", "ZSET of the unique keys that are held for a window of time, by its end.")
-    paused = _Key("paused", "Is there if nothing is to be claimed.")
-    notes = _Key("notes", "HASH from a job's ID to how often it was put off or interrupted, and how far it is.")
     ready = _Key(
         "ready", "ZSET of all that can be claimed now, in claim order: one score, so the members' order counts."
     )
@@ -212,22 +207,7 @@ class JobKeys:
         lines = [self.ready, self.retries, self.delayed, self.put_off, self.leases, self.held]
         counters = [self.sequence, self.highest]
         words = [self.news, self.ended, self.watched]
-        return [
-            *jobs,
-            *lines,
-            self.succeeded,
-            self.failed,
-            *counters,
-            *words,
-            self.waits,
-            self.idle,
-            self.alarm,
-            self.notes,
-            self.unique,
-            self.unique_of,
-            self.unique_ends,
-            self.paused,
-        ]
+        return [*jobs, *lines, self.succeeded, self.failed, *counters, *words, self.waits, self.idle, self.alarm]
 
     def _key(self, what: str) -> str:
         key = f"conquiet:jobs:{{{self.queue}}}:{what}"

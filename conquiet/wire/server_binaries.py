@@ -39,7 +39,7 @@ def carried_by(package: str, pattern: str) -> list[str]:
     """
     spec = importlib.util.find_spec(package)
     places = (spec and spec.submodule_search_locations) or ()
-    return [str(path) for place in places for path in sorted(Path(place).glob(pattern)) if shutil.which(path)]
+    return [str(path) for place in places for path in sorted(Path(place).glob(pattern)) if shutil.which(str(path))]
 
 
 def _candidates() -> Iterator[str]:

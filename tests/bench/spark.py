@@ -157,25 +157,6 @@ class Bench:
     def write(self, topic: str) -> None:
         self._frame.write.format("conquiet").options(**self.options(topic)).mode("append").save()
 
-    def copied(self) -> tuple[float, float]:
-        """A frame that was read from a topic whose messages have headers: written without them, and with them."""
-        topic = self._topic()
-        marked = self._frame.withColumn("headers", f.create_map(f.lit("trace"), f.concat(f.lit("t-"), "key")))
-        marked.write.format("conquiet").options(**self.options(topic)).mode("append").save()
-        found = self._spark.read.format("conquiet").options(**self.options(topic)).load()
-        frame = found.select("payload", "key", "headers").cache()
-        frame.count()
-
-        def without_headers(topic: str) -> None:
-            frame.drop("headers").write.format("conquiet").options(**self.options(topic)).mode("append").save()
-
-        def with_headers(topic: str) -> None:
-            frame.write.format("conquiet").options(**self.options(topic)).mode("append").save()
-
-        rates = self.rate(without_headers), self.rate(with_headers)
-        frame.unpersist()
-        return rates
-
     # --- reading --------------------------------------------------------------------------------------------------
 
     def filled(self) -> str:
@@ -292,7 +273,6 @@ def _section(bench: Bench, server: str) -> Section:
     hand = bench.rate(bench.hand_in_spark)
     alone = bench.rate(bench.hand_alone)
     sink, write = bench.rate(bench.sink), bench.rate(bench.write)
-    bare, marked = bench.copied()
     topic = bench.filled()
     hand_read = bench.rate(bench.hand_read, topic)
     read, stream = bench.rate(bench.read, topic), bench.rate(bench.stream, topic)
@@ -305,8 +285,6 @@ def _section(bench: Bench, server: str) -> Section:
         _row("`foreachPartition(TopicSink)`", sink, no_spark, alone),
         _row("`write.format('conquiet')`", write, in_spark, hand, 2.2),
         _row("`write.format('conquiet')`", write, no_spark, alone),
-        _row("`write.format('conquiet')` of what was read from a topic, without its headers", bare),
-        _row("`write.format('conquiet')` of the same, with a header each", marked, "without", bare, 0.9),
         _row("by hand: `XRANGE` of 5000 to Arrow, no Spark, one process", hand_read),
         _row("`read.format('conquiet')`, 2 partitions", read, by_hand, hand_read, 0.9),
         _row("`read.format('conquiet')`, 2 partitions", read, in_spark, hand, 3.5),

@@ -23,7 +23,6 @@ SAYS = {
     "quickstart": "5 in the stream, 0 not acknowledged",
     "quickstart_sync": "5 in the stream, 0 not acknowledged",
     "retry_and_dead_letters": "retries exhausted after 3 attempts",
-    "spark_jobs": "2000 letters were sent, each of them once",
     "spark_pipeline": "to the cent and each of them once, in the topic and in Parquet",
     "topics": "of them again, 0 lost",
     "worker_with_database": "6 orders, 6000 cents, 0 not acknowledged",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import pytest
@@ -13,11 +13,11 @@ import pytest
 from conquiet import ConfigError, QueueError
 from conquiet.jobs import collector as module
 from conquiet.jobs.collector import Collector
-from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.memory import MemoryStore
 from conquiet.kit.loopthread import PRIVATE_LOOP, on_private_loop
+from conquiet.metrics import JobGauges
 from tests.rigs.scraping import value
 from tests.rigs.waiting import LONG
 
@@ -51,7 +51,7 @@ class Watched(MemoryStore):
     async def aclose(self) -> None:
         self._note("aclose")
 
-    async def counts(self, queue: str) -> JobCounts:
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
         assert self.is_open
         self._note("counts")
         if self.hangs:
@@ -138,27 +138,12 @@ async def test_scrapes_that_overlap_open_the_store_once(queue: str) -> None:
     with collecting(store, [queue]) as collector:
         read = collector._read
 
-        async def both() -> Any:
+        async def both() -> tuple[list[JobGauges], list[JobGauges]]:
             return await asyncio.gather(read(), read())
 
         one, other = await on_private_loop(both())
         assert one == other
         assert sorted(store.done) == ["clone", "counts", "counts", "open"]
-
-
-def test_what_waits_is_shown_by_whether_its_time_has_come(queue: str) -> None:
-    store = MemoryStore()
-    asyncio.run(_add(store, queue))
-    with collecting(store, [queue]):
-        assert (scraped("due", queue=queue), scraped("scheduled", queue=queue)) == (2, 1)
-        age = scraped("oldest_age_seconds", queue=queue)
-        assert age is not None
-        assert age >= 0
-        assert scraped("oldest_age_seconds", queue="another") is None
-
-
-async def _add(store: MemoryStore, queue: str) -> None:
-    await store.add(queue, [NewJob(id, b"1", delay_ms=delay) for id, delay in (("a", 0), ("b", 0), ("c", 60_000))])
 
 
 def test_a_store_that_is_away_spoils_no_scrape(queue: str, caplog: pytest.LogCaptureFixture) -> None:

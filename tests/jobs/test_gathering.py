@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +11,6 @@ from conquiet import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import NewJob
 from conquiet.jobs.stores import _gathering
 from conquiet.jobs.stores._gathering import Gathering
-from conquiet.jobs.unique import Hold
 from tests.rigs.waiting import eventually
 
 
@@ -27,7 +26,7 @@ class Adds:
         self.go_on.set()
         self.gathering = Gathering(self._add)
 
-    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> None:
         self.calls.append([job.id for job in jobs])
         await self.go_on.wait()
         if self.failure is not None:
@@ -37,9 +36,8 @@ class Adds:
         if taken := [job.id for job in jobs if job.id in self.there]:
             raise DuplicateJobError(queue, taken)
         self.there.update(job.id for job in jobs)
-        return {job.id: "holder" for job in jobs if job.unique is not None and job.unique.key == "taken"}
 
-    def add(self, *ids: str, queue: str = "q") -> list[asyncio.Task[Mapping[str, str]]]:
+    def add(self, *ids: str, queue: str = "q") -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self.gathering.add(queue, NewJob(id, b"1"))) for id in ids]
 
 
@@ -49,21 +47,6 @@ async def test_those_who_come_together_go_together() -> None:
     assert sorted(adds.calls) == [["a", "b", "c"], ["x"]]
     await asyncio.gather(*adds.add("d"))
     assert adds.calls[-1] == ["d"]
-
-
-async def test_each_is_told_who_has_its_unique_key() -> None:
-    adds = Adds()
-    taken, free = Hold("taken", "F"), Hold("free", "F")
-    jobs = [NewJob("a", b"1"), NewJob("b", b"1", unique=taken), NewJob("c", b"1", unique=free)]
-    told = await asyncio.gather(*(adds.gathering.add("q", job) for job in jobs))
-    assert (told, adds.calls) == ([{}, {"b": "holder"}, {}], [["a", "b", "c"]])
-
-
-async def test_of_two_with_one_unique_key_the_store_sees_both() -> None:
-    adds = Adds()
-    jobs = [NewJob(id, b"1", unique=Hold("one", "F")) for id in "abc"]
-    await asyncio.gather(*(adds.gathering.add("q", job) for job in jobs))
-    assert sorted(adds.calls) == [["a"], ["b"], ["c"]]
 
 
 async def test_who_comes_alone_waits_for_nobody() -> None:
@@ -113,7 +96,7 @@ async def test_what_is_wrong_with_one_is_not_the_others_failure() -> None:
     adds = Adds()
     adds.refused = "b"
     found = await asyncio.gather(*adds.add("a", "b", "c"), return_exceptions=True)
-    assert [type(one) for one in found] == [dict, ConfigError, dict]
+    assert [type(one) for one in found] == [type(None), ConfigError, type(None)]
     assert adds.there == {"a", "c"}
 
 
@@ -156,7 +139,7 @@ async def test_who_is_cancelled_on_the_way_takes_nobody_along() -> None:
     tasks[0].cancel()
     adds.go_on.set()
     found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(one) for one in found] == [asyncio.CancelledError, dict, dict]
+    assert [type(one) for one in found] == [asyncio.CancelledError, type(None), type(None)]
     assert adds.there == {"a", "b", "c"}
 
 

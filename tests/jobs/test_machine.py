@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 import pytest
 from msgspec.structs import replace
 
 from conquiet.errors import JobStateError
-from conquiet.jobs.job import (
-    CANCELLED,
-    EXPIRED,
-    HISTORY,
-    TRANSITIONS,
-    Attempt,
-    Event,
-    Job,
-    JobState,
-    Settlement,
-    SettlementKind,
-)
+from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, TRANSITIONS, Attempt, Event, Job, JobState, Settlement
 
 pytestmark = pytest.mark.guarantee
 
@@ -37,8 +26,6 @@ TABLE: Final[Mapping[Event, Mapping[JobState, JobState | None]]] = {
     "retry": {IN_FLIGHT: READY},
     "fail": {IN_FLIGHT: FAILED},
     "release": {IN_FLIGHT: READY},
-    "snooze": {IN_FLIGHT: READY},
-    "interrupt": {IN_FLIGHT: READY},
     "expire": {IN_FLIGHT: READY},
     "exhaust": {IN_FLIGHT: FAILED},
     "cancel": {READY: FAILED, IN_FLIGHT: FAILED},
@@ -48,7 +35,7 @@ TABLE: Final[Mapping[Event, Mapping[JobState, JobState | None]]] = {
 """What the specification, and what was added to it, allows; all else is impossible."""
 
 
-def settlement(kind: SettlementKind, **more: Any) -> Settlement:
+def settlement(kind: Literal["ack", "retry", "fail", "release"], **more: Any) -> Settlement:
     return Settlement("j", 1, kind, **more)
 
 
@@ -59,8 +46,6 @@ HAPPENS: Final[Mapping[Event, Callable[[Job], Job]]] = {
     "retry": lambda job: job.settled(settlement("retry"), T0),
     "fail": lambda job: job.settled(settlement("fail"), T0),
     "release": lambda job: job.settled(settlement("release"), T0),
-    "snooze": lambda job: job.settled(settlement("snooze"), T0),
-    "interrupt": lambda job: job.settled(settlement("interrupt"), T0),
     "cancel": lambda job: job.cancelled(T0),
     "replay": lambda job: job.replayed(T0),
 }
@@ -179,20 +164,6 @@ def test_a_release_costs_nothing() -> None:
     after = before.claimed("w", T0 + 9, TTL).settled(settlement("release"), T0 + 10)
     assert after.lease_token == T0 + 9
     assert replace(after, lease_token=0) == before
-
-
-def test_a_snooze_costs_no_attempt_but_its_delay_and_is_counted() -> None:
-    before = new()
-    after = before.claimed("w", T0 + 9, TTL).settled(settlement("snooze", delay_ms=700), T0 + 10)
-    assert (after.ready_ms, after.snoozes, after.interruptions) == (T0 + 710, 1, 0)
-    assert replace(after, lease_token=0, snoozes=0, ready_ms=T0) == before
-
-
-def test_an_interruption_costs_nothing_and_is_counted() -> None:
-    before = new()
-    after = before.claimed("w", T0 + 9, TTL).settled(settlement("interrupt", delay_ms=700), T0 + 10)
-    assert (after.snoozes, after.interruptions) == (0, 1)
-    assert replace(after, lease_token=0, interruptions=0) == before, "in its old place"
 
 
 @pytest.mark.parametrize(("attempts", "state"), [(1, READY), (2, READY), (3, READY), (4, FAILED)])

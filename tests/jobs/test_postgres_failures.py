@@ -191,7 +191,7 @@ async def test_of_many_who_add_the_same_ids_one_does(pg_store: PostgresStore) ->
     for turn in range(5):
         adds = [pg_store.add(f"q{turn}", given) for given in (jobs, jobs[::-1]) * 3]
         outcomes = await asyncio.gather(*adds, return_exceptions=True)
-        assert outcomes.count({}) == 1
+        assert outcomes.count(None) == 1
         assert all(isinstance(outcome, DuplicateJobError) for outcome in outcomes if outcome)
         assert (await pg_store.counts(f"q{turn}"))[JobState.READY] == 100
 
@@ -203,8 +203,7 @@ async def test_an_id_in_use_again_never_brings_old_leases_back(pg_store: Postgre
     async def add() -> None:
         while True:
             try:
-                await pg_store.add("q", [NewJob(f"x{len(tokens)}", b"1"), NewJob("a", b"1")])
-                return
+                return await pg_store.add("q", [NewJob(f"x{len(tokens)}", b"1"), NewJob("a", b"1")])
             except DuplicateJobError:
                 await asyncio.sleep(0)
 

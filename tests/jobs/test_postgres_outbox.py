@@ -15,7 +15,6 @@ from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.job import JobState, NewJob, Settlement
 from conquiet.jobs.store import Wanted
 from conquiet.jobs.stores.postgres import PostgresStore
-from conquiet.jobs.unique import Hold
 from tests.rigs.postgres import LocalPostgres
 
 pytestmark = pytest.mark.slow
@@ -56,27 +55,6 @@ async def test_jobs_are_there_when_the_caller_commits(pg_store: PostgresStore, c
     assert (await pg_store.claim("q", WANTED)).jobs == []
     await caller("commit")
     assert [job.id for job in (await pg_store.claim("q", WANTED)).jobs] == ["b", "a"]
-
-
-async def test_a_unique_key_is_taken_when_the_caller_commits(pg_store: PostgresStore, caller: _Either) -> None:
-    """Meanwhile another who wants it waits, and is told then."""
-    hold = Hold("one", "F")
-    assert await pg_store.add("q", [NewJob("a", b"1", unique=hold)], caller.connection) == {}
-    assert await pg_store.add("q", [NewJob("b", b"1", unique=hold)], caller.connection) == {"b": "a"}
-    waiting = asyncio.ensure_future(pg_store.add("q", [NewJob("c", b"1", unique=hold)]))
-    assert await pg_store.add("q", [NewJob("d", b"1", unique=Hold("two", "F"))]) == {}
-    assert not waiting.done()
-    await caller("commit")
-    assert await waiting == {"c": "a"}
-
-
-async def test_a_unique_key_is_free_when_the_caller_rolls_back(pg_store: PostgresStore, caller: _Either) -> None:
-    hold = Hold("one", "F")
-    await pg_store.add("q", [NewJob("a", b"1", unique=hold)], caller.connection)
-    waiting = asyncio.ensure_future(pg_store.add("q", [NewJob("c", b"1", unique=hold)]))
-    await caller("rollback")
-    assert await waiting == {}
-    assert await pg_store.add("q", [NewJob("b", b"1", unique=hold)], caller.connection) == {"b": "c"}
 
 
 async def test_jobs_go_with_what_the_caller_rolls_back(pg_store: PostgresStore, caller: _Either, schema: str) -> None:

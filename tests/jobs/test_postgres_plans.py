@@ -26,19 +26,17 @@ EXPECTED: Final = {
     "promote": {"jobs_waiting", "jobs_key"},
     "leased": {"jobs_leased"},
     "renew": {"jobs_key"},
-    "progress": {"jobs_key"},
     "settle": {"jobs_key"},
     "find": {"jobs_key"},
     "taken": {"jobs_key"},
     "watch": {"jobs_key"},
     "cancel": {"jobs_key"},
     "replay": {"jobs_key"},
-    "delete": {"jobs_key", "uniques_job"},
-    "counts": {"jobs_by_state", "jobs_waiting", "jobs_oldest"},
+    "delete": {"jobs_key"},
+    "counts": {"jobs_by_state"},
     "page": {"jobs_by_state"},
-    "purge": {"jobs_finished", "jobs_key", "uniques_job", "uniques_end", "uniques_key"},
+    "purge": {"jobs_finished", "jobs_key"},
     "surplus": {"jobs_finished"},
-    "holders": {"uniques_key", "jobs_key"},
 }
 """The indexes that each statement may read, and has to."""
 
@@ -97,7 +95,7 @@ def grow(pg: LocalPostgres, schema: str, rows: int) -> None:
 async def test_every_statement_goes_by_its_index(table: PostgresStore) -> None:
     for name, expected in EXPECTED.items():
         plan = await explained(table, name)
-        of_jobs = [node for node in plan if node.get("Index Name", "").startswith(("jobs_", "uniques_"))]
+        of_jobs = [node for node in plan if node.get("Index Name", "").startswith("jobs_")]
         assert {node["Index Name"] for node in of_jobs} == expected, (name, of_jobs)
         kinds = {node["Node Type"] for node in plan}
         assert not kinds & {"Seq Scan", "Hash Join", "Merge Join", "Bitmap Heap Scan"}, (name, kinds)

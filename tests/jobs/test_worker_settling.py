@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pytest
@@ -119,9 +119,9 @@ async def test_outcomes_go_together_by_their_bytes_too() -> None:
 
 async def test_acks_and_enqueues_by_hand_go_together_by_their_bytes_too() -> None:
     class Noting(Fussy):
-        async def add(self, queue: str, jobs: Any, connection: Any = None) -> Mapping[str, str]:
+        async def add(self, queue: str, jobs: Any, connection: Any = None) -> None:
             added.append(len(jobs))
-            return await super().add(queue, jobs, connection)
+            await super().add(queue, jobs, connection)
 
     added: list[int] = []
     store = Noting(lambda settlements: None)

@@ -24,7 +24,7 @@ from conquiet import (
 )
 from conquiet.balance import ledger
 from conquiet.jobs.job import Job
-from conquiet.jobs.spec import checked
+from conquiet.jobs.queue import _checked
 from conquiet.jobs.store import Claim
 from conquiet.jobs.stores._redis_records import claimed_jobs, known_jobs
 from conquiet.message import Message, QueueMessage
@@ -114,11 +114,11 @@ def test_a_job_that_was_claimed(id: bytes, first: bytes, counts: bytes | None, e
     assert isinstance(found, Job | QueueError)
 
 
-@given(RECORDS, RECORDS, RECORDS, st.one_of(st.none(), NUMBERS), RECORDS)
+@given(RECORDS, RECORDS, RECORDS, st.one_of(st.none(), NUMBERS))
 def test_a_job_that_was_looked_at(
-    first: bytes | None, record: bytes | None, errors: bytes | None, lease: bytes | None, notes: bytes | None
+    first: bytes | None, record: bytes | None, errors: bytes | None, lease: bytes | None
 ) -> None:
-    [found] = known_jobs("q", ["1"], [[first], [record], [errors], [lease], [notes]])
+    [found] = known_jobs("q", ["1"], [[first], [record], [errors], [lease]])
     assert found is None or isinstance(found, Job | QueueError)
 
 
@@ -179,4 +179,4 @@ def test_options(make: Any, names: tuple[str, ...], data: st.DataObject) -> None
 def test_a_job_to_be(delay: Any, priority: Any, most: Any) -> None:
     spec = JobSpec({"n": 1}, delay=delay, priority=priority, max_retries=most)
     with suppress(ConfigError):
-        assert checked(spec, "1").id == "1"
+        assert _checked(spec, "1").id == "1"

@@ -31,7 +31,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.python.authenticate.socketTimeout", "120s")  # a loaded machine starts workers slowly
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
@@ -50,9 +49,8 @@ class Home:
     namespace: str
     options: dict[str, str] = field(default_factory=dict)
 
-    def of(self, topic: str, /, **more: object) -> dict[str, str]:
-        given = {**self.options, "topic": topic, **more}
-        return {name: str(value) for name, value in given.items() if value is not None}
+    def of(self, topic: str, **more: object) -> dict[str, str]:
+        return {**self.options, "topic": topic, **{name: str(value) for name, value in more.items()}}
 
 
 @pytest.fixture

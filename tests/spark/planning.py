@@ -11,9 +11,8 @@ from pyspark.sql.datasource import InputPartition
 
 from conquiet.errors import UnknownTopicError
 from conquiet.kit.entry_ids import order as id_order
-from conquiet.spark.cutting import Slice
 from conquiet.spark.options import ReadOptions
-from conquiet.spark.reading import batch_slices, columns, read_slice
+from conquiet.spark.reading import Slice, batch_slices, columns, read_slice
 from conquiet.spark.streaming import TopicStreamReader
 from conquiet.spark.versions import LIMITS_BATCHES
 from conquiet.sync import Broker
@@ -44,7 +43,7 @@ def read_all(home: Home, topic: str, **options: object) -> Rows:
     """What a bounded read gives."""
     found = ReadOptions.of(home.of(topic, **options))
     slices: list[Slice] = pickle.loads(pickle.dumps(batch_slices(found)))
-    schema = columns(found.binary)
+    schema = columns(found.schema)
     return [row for part in slices for batch in read_slice(found, schema, part) for row in batch.to_pylist()]
 
 
@@ -66,7 +65,7 @@ class Query:
 
     def __init__(self, home: Home, topic: str, checkpoint: Checkpoint | None = None, /, **options: object) -> None:
         given = ReadOptions.of(home.of(topic, **options))
-        self.reader = TopicStreamReader(given, columns(given.binary))
+        self.reader = TopicStreamReader(given, columns(given.schema))
         self._tasks: TopicStreamReader = pickle.loads(pickle.dumps(self.reader))  # Spark's tasks have another one
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
 

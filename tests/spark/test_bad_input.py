@@ -18,8 +18,7 @@ from conquiet.kit import retrying
 from conquiet.spark import TopicSink, publish
 from conquiet.spark.failures import plainly, said
 from conquiet.spark.options import Place
-from conquiet.spark.sink import _outcome
-from conquiet.spark.writing import finished
+from conquiet.spark.writing import done_with
 from conquiet.sync import Broker, EmbeddedRedis
 from conquiet.topics.produce import once
 from tests.spark.conftest import Home
@@ -88,8 +87,6 @@ def test_publish_looks_before_the_first_task(frame: DataFrame, home: Home) -> No
         ({"url": NOBODY}, QueueError, "127.0.0.1:1"),
         ({"url": "redis:/nowhere"}, ConfigError, "URL"),
         ({"null_keys": "yes"}, ConfigError, "null_keys"),
-        ({"batch_id": 3}, ConfigError, "batch_id needs a write_id"),
-        ({"write_id": "two words"}, ConfigError, "write_id"),
         ({"key": 3}, ConfigError, "key"),
     ]
     for wrong, kind, text in refusals:
@@ -97,6 +94,7 @@ def test_publish_looks_before_the_first_task(frame: DataFrame, home: Home) -> No
         with pytest.raises(kind, match=text) as caught:
             publish(**{**arguments, **wrong})
         assert len(str(caught.value)) < SHORT
+        assert caught.value.__cause__ is None or isinstance(caught.value, QueueError)
     assert payloads(home, "orders") == []
 
 
@@ -110,9 +108,6 @@ def test_publish_looks_before_the_first_task(frame: DataFrame, home: Home) -> No
         ({"key": ""}, "key"),
         ({"id_column": 7}, "id_column"),
         ({"null_keys": "no"}, "null_keys"),
-        ({"batch_id": 1}, "batch_id needs a write_id"),
-        ({"write_id": "w", "batch_id": -1}, "batch_id"),
-        ({"accept_duplicates": 1}, "accept_duplicates"),
     ],
     ids=str,
 )
@@ -200,10 +195,9 @@ def test_a_server_that_stops_for_good_is_told_of(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_write_has_succeeded_though_its_server_went_then(caplog: pytest.LogCaptureFixture) -> None:
-    finished(Place(NOBODY, "orders"), once.Write("export"), once.Appended(5))
+    done_with(Place(NOBODY, "orders"), once.Write("export"))
     [record] = caplog.records
-    assert "topic 'orders': all is written, but what was written is not told: " in record.getMessage()
-    assert _outcome(Place(NOBODY, "orders"), once.Write("export")) is None
+    assert "topic 'orders': what was written is remembered for 8 days: " in record.getMessage()
 
 
 def test_a_topic_that_is_full_is_told_of(home: Home) -> None:

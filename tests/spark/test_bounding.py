@@ -11,8 +11,7 @@ import pytest
 
 from conquiet.errors import QueueError
 from conquiet.spark import bounding
-from conquiet.spark.bounding import Counted
-from conquiet.topics.server.group import measure_after
+from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Instance
 from tests.conftest import Server
 from tests.rigs.waiting import LONG
@@ -36,14 +35,12 @@ class Counting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
         self.done = threading.Semaphore(0)
-        monkeypatch.setattr(bounding, "measure_after", self._count)
+        monkeypatch.setattr(bounding, "count_after", self._count)
 
-    async def _count(
-        self, instance: Instance, stream: str, since: str, until: str, most: int, size: int | None
-    ) -> Counted:
+    async def _count(self, instance: Instance, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
         self.asked.append(since)
         try:
-            return await measure_after(instance, stream, since, until, most, size)
+            return await count_after(instance, stream, since, until, most)
         finally:
             self.done.release()
 
@@ -90,7 +87,7 @@ def test_what_is_lost_meanwhile_is_not_counted(home: Home, server: Server, monke
         with looking(home.url) as eye:
             eye.ask("XTRIM", stream_of(home, "orders"), "MAXLEN", 15)
         assert run.plan()
-        place = json.loads(run.checkpoint.planned[-1])["orders"]["0"]
+        place = json.loads(run.checkpoint.planned[-1])["0"]
         # A server before 7.0 does not tell how many are gone: the batch ends where it would have, and has fewer rows.
         assert place == ([ids[24], 25] if server.release >= (7, 0) else [ids[19], None])
         assert values(run.rows()) == list(range(15, 30))
@@ -104,13 +101,13 @@ def test_a_server_that_goes_while_looking_ahead_is_nobodys_failure(home: Home, m
         run.read(run.slices())
         failing = True
 
-        async def fail(instance: Instance, stream: str, since: str, until: str, most: int, size: int | None) -> Counted:
+        async def fail(instance: Instance, stream: str, since: str, until: str, most: int) -> tuple[int, str]:
             nonlocal failing
             if failing:
                 failing = False
                 raise QueueError("gone")
-            return await measure_after(instance, stream, since, until, most, size)
+            return await count_after(instance, stream, since, until, most)
 
-        monkeypatch.setattr(bounding, "measure_after", fail)
+        monkeypatch.setattr(bounding, "count_after", fail)
         assert values(run.rows()) == [3, 4, 5, 6, 7, 8]
         assert not failing

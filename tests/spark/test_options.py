@@ -29,7 +29,7 @@ def refused(of: Any, **options: str) -> str:
 
 def test_what_holds_without_options() -> None:
     place = Place("redis://localhost", "orders")
-    assert read() == ReadOptions(place, ("orders",))
+    assert read() == ReadOptions(place)
     assert write() == WriteOptions(place)
 
 
@@ -38,64 +38,23 @@ def test_all_that_a_read_can_be_told() -> None:
         namespace="shop",
         startId="5-0",
         endId="9",
-        minPartitions="3",
+        splits="3",
         pageSize="500",
-        maxOffsetsPerTrigger="20",
-        maxBytesPerTrigger="1000",
+        maxRowsPerBatch="20",
         failOnDataLoss="FALSE",
         group="billing",
-        payloadType="binary",
-        serverPatience="2.5",
+        schema="a INT",
     )
-    place = Place("redis://localhost", "orders", "shop", 2.5)
-    assert found == ReadOptions(
-        place,
-        ("orders",),
-        since=f"4-{LAST}",
-        until="9",
-        tasks=3,
-        page=500,
-        limit=20,
-        size=1000,
-        fail_on_loss=False,
-        group="billing",
-        binary=True,
-    )
+    place = Place("redis://localhost", "orders", "shop")
+    assert found == ReadOptions(place, f"4-{LAST}", "9", "earliest", None, 3, 500, 20, False, "billing", "a INT")
     assert read(deadLetters="true").dead_letters
-    assert read(splits="3").splits == 3
-
-
-def test_names_of_earlier_versions() -> None:
-    old = {"startTime": "startingTimestamp", "endTime": "endingTimestamp", "maxRowsPerBatch": "maxOffsetsPerTrigger"}
-    for alias, option in old.items():
-        assert read(**{alias: "5"}) == read(**{option: "5"})
-        assert f"{alias} and {option} say the same" in refused(read, **{alias: "5", option: "5"})
-    several = {"url": "redis://localhost", "subscribe": "orders, refunds"}
-    assert [place.topic for place in ReadOptions.of(several).places] == ["orders", "refunds"]
-    assert ReadOptions.of({**several, "subscribe": "orders"}) == read()
 
 
 def test_all_that_a_write_can_be_told() -> None:
     found = write(
-        key="customer",
-        payload="body",
-        headers="about",
-        idColumn="nr",
-        nullKeys="allow",
-        writeId="w",
-        batchId="7",
-        acceptDuplicates="true",
-        serverPatience="0",
+        key="customer", payload="body", headers="about", idColumn="nr", nullKeys="allow", writeId="w", batchId="7"
     )
-    assert found == WriteOptions(found.place, "customer", "body", "about", "nr", "allow", "w", 7, True)
-    assert found.place.patience == 0
-
-
-def test_options_that_come_with_a_table_are_left_to_spark() -> None:
-    own = {"provider": "conquiet", "owner": "me", "option.url": "redis://x", "option.topic": "x", "location": "file:/x"}
-    assert ReadOptions.of({**PLACE, **own}) == read()
-    with pytest.raises(ConfigError, match=r"'url' is missing; Spark hands the options of a table to CREATE TABLE only"):
-        ReadOptions.of({})
+    assert found == WriteOptions(found.place, "customer", "body", "about", "nr", "allow", "w", 7)
 
 
 def test_the_case_of_names_does_not_matter() -> None:
@@ -109,14 +68,7 @@ def test_what_is_meant_for_spark_is_left_to_it() -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [
-        ("startid", ""),
-        ("strtId", "startId"),
-        ("maxRowPerBatch", "maxRowsPerBatch"),
-        ("minPartition", "minPartitions"),
-        ("subscribes", "subscribe"),
-        ("failOnLoss", "failOnDataLoss"),
-    ],
+    [("startid", ""), ("strtId", "startId"), ("maxRowPerBatch", "maxRowsPerBatch"), ("failOnLoss", "failOnDataLoss")],
 )
 def test_a_name_that_is_nearly_right(given: str, meant: str) -> None:
     if not meant:
@@ -125,12 +77,8 @@ def test_a_name_that_is_nearly_right(given: str, meant: str) -> None:
     assert f"did you mean {meant!r}?" in refused(read, **{given: "1"})
 
 
-def test_the_schema_of_a_payload_is_no_option() -> None:
-    assert "conquiet.spark.parsed(frame, schema)" in refused(read, schema="a INT")
-
-
 def test_a_name_that_is_near_to_none() -> None:
-    assert "there are url, topic, namespace, serverPatience, key" in refused(write, zzzzzz="1")
+    assert "there are url, topic, namespace, key" in refused(write, zzzzzz="1")
 
 
 def test_options_of_the_other_direction_are_unknown() -> None:
@@ -141,18 +89,15 @@ def test_options_of_the_other_direction_are_unknown() -> None:
 @pytest.mark.parametrize("missing", ["url", "topic"])
 def test_what_is_needed(missing: str) -> None:
     given = {name: value for name, value in PLACE.items() if name != missing}
-    with pytest.raises(ConfigError, match=f"{missing!r} is missing"):
-        WriteOptions.of(given)
-    with pytest.raises(ConfigError, match=r"'(url|subscribe)' is missing"):
-        ReadOptions.of(given)
+    for of in (ReadOptions.of, WriteOptions.of):
+        with pytest.raises(ConfigError, match=f"{missing!r} is missing"):
+            of(given)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"topic": "two words"},
-        {"topic": "a,a"},
-        {"topic": "a,"},
         {"topic": ""},
         {"url": ""},
         {"namespace": "two words"},
@@ -180,25 +125,15 @@ def test_what_is_needed(missing: str) -> None:
         {"startingOffsets": '{"zero": "5-0"}'},
         {"startingOffsets": '{"-1": "5-0"}'},
         {"startingOffsets": '{"²": "5-0"}'},
-        {"startingOffsets": '{"0": "newest"}'},
-        {"startingOffsets": '{"refunds": {"0": "5-0"}}'},
-        {"startingOffsets": '{"orders": {"0": 5}}'},
-        {"startingOffsets": '{"orders": "5-0"}'},
-        {"endingOffsets": "earliest"},
-        {"endingOffsets": '{"0": "earliest"}'},
-        {"minPartitions": "0"},
-        {"maxBytesPerTrigger": "1 MB"},
-        {"payloadType": "bytes"},
-        {"serverPatience": "long"},
-        {"serverPatience": "-1"},
-        {"serverPatience": "nan"},
+        {"startingOffsets": '{"0": "latest"}'},
+        {"schema": ""},
     ],
 )
 def test_what_a_read_cannot_be_told(options: dict[str, str]) -> None:
     [(name, value)] = options.items()
     text = refused(read, **options)
     assert name in text
-    assert repr(value) in text or value in ("", "a,")
+    assert repr(value) in text or value == ""
 
 
 @pytest.mark.parametrize(
@@ -217,8 +152,6 @@ def test_a_batch_is_known_by_the_write_that_it_belongs_to() -> None:
     [
         {"startId": "5-0", "startTime": "5"},
         {"endId": "5-0", "endTime": "5"},
-        {"endingOffsets": "latest", "endTime": "5"},
-        {"splits": "2", "minPartitions": "5"},
         {"startId": "5-0", "startingOffsets": "latest"},
         {"startTime": "5", "startingOffsets": '{"0": "5-0"}'},
     ],
@@ -230,7 +163,7 @@ def test_the_same_said_twice(options: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"group": "g"}, {"startId": "5-0"}, {"endTime": "5"}, {"startingOffsets": "latest"}],
+    [{"group": "g"}, {"schema": "a INT"}, {"startId": "5-0"}, {"endTime": "5"}, {"startingOffsets": "latest"}],
 )
 def test_dead_letters_have_no_ranges(options: dict[str, str]) -> None:
     assert "deadLetters" in refused(read, deadLetters="true", **options)
@@ -270,5 +203,4 @@ def test_where_streams_begin() -> None:
     assert read(startingOffsets="latest").start == "latest"
     assert read(startingOffsets="earliest") == read()
     found = read(startingOffsets='{"0": "0", "1": "5-3", "02": "7"}')
-    assert (found.start, found.starts) == ("earliest", {"orders": {0: "0-0", 1: "5-3", 2: "7-0"}})
-    assert read(startingOffsets='{"orders": {"0": "5", "1": "latest"}}').starts == {"orders": {0: "5-0", 1: "latest"}}
+    assert (found.start, found.starts) == ("earliest", {"0": "0-0", "1": "5-3", "2": "7-0"})

@@ -112,92 +112,6 @@ def test_the_slices_of_a_batch_are_disjoint(home: Home) -> None:
 
 
 @pytest.mark.any_server
-def test_a_batch_that_is_repeated_is_cut_as_it_was(home: Home) -> None:
-    """Whatever the options say by then: its tasks are known to who has written their rows."""
-    home.broker.create_topic("orders", partitions=2)
-    fill(home.broker, "orders", *range(90))
-    fill(home.broker, "orders", *range(90, 100), partition=1)
-    with query(home, minPartitions=4) as run:
-        assert run.plan()
-        planned = [part.value for part in run.slices()]
-        assert len(planned) == 5
-    for options in ({}, {"minPartitions": 9}, {"splits": 3}):
-        kept = Checkpoint(run.checkpoint.start, list(run.checkpoint.planned))
-        with query(home, kept, **options) as again:
-            assert again.plan()
-            assert [part.value for part in again.slices()] == planned
-            assert values(again.read(again.slices())) == list(range(100))
-            assert again.batches() == []
-
-
-def test_the_loss_of_a_part_of_a_batch_is_noticed(home: Home, server: Server) -> None:
-    home.broker.create_topic("orders")
-    ids = fill(home.broker, "orders", *range(40))
-    with query(home, minPartitions=4) as run:
-        assert run.plan()
-        slices = run.slices()
-        with looking(home.url) as eye:
-            eye.ask("XDEL", stream_of(home, "orders"), ids[25])
-        if server.release < (7, 0):  # it does not count
-            return
-        with pytest.raises(DataLostError, match="partition 0: 1 entries were removed"):
-            run.read(slices)
-
-
-@pytest.mark.any_server
-def test_a_batch_that_an_earlier_version_planned_is_cut_as_it_did(home: Home) -> None:
-    home.broker.create_topic("orders")
-    with looking(home.url) as eye:
-        for number in range(30):
-            ms = 1_000 if number < 28 else 1_000 + number
-            eye.ask("XADD", stream_of(home, "orders"), f"{ms}-{number + 1}", "payload", number)
-    kept = Checkpoint('{"0": ["1000-0", 0]}', ['{"0": ["1029-30", 30]}'])
-    with query(home, kept, splits=2) as run:
-        assert run.plan()
-        assert [part.value[3] for part in run.slices()] == [before("1015-0"), "1029-30"]
-        assert values(run.read(run.slices())) == list(range(30))
-        assert not run.plan()  # and there is no batch for nothing but the other way to write an offset
-        fill(home.broker, "orders", 30)
-        assert values(run.rows()) == [30]
-
-
-@pytest.mark.any_server
-def test_several_topics_are_one_stream(home: Home) -> None:
-    for topic in ("orders", "refunds", "gifts"):
-        home.broker.create_topic(topic, partitions=2)
-    fill(home.broker, "orders", 0, 1)
-    fill(home.broker, "refunds", 2, 3, partition=1)
-    fill(home.broker, "gifts", 4, 5, 6)
-    with looking(home.url) as eye:
-        eye.ask("XTRIM", stream_of(home, "gifts"), "MAXLEN", 2)  # nobody has lost what was gone before he came
-    with query(home, topic="orders,refunds", group="both", maxOffsetsPerTrigger=3) as run:
-        assert sorted(values(run.rows())) == [0, 1, 2, 3]
-        fill(home.broker, "orders", 10)
-        fill(home.broker, "refunds", 11)
-        assert run.plan()  # and is killed
-    assert home.broker.admin.describe_group("refunds", "both").owner == "spark"
-    with query(home, run.checkpoint, topic="orders,gifts") as again:
-        batches = [sorted(values(batch)) for batch in again.batches()]
-    assert batches == [[10, 11], [5, 6]]
-
-
-@pytest.mark.any_server
-def test_batches_of_so_many_bytes(home: Home) -> None:
-    home.broker.create_topic("orders", partitions=2)
-    for number in range(12):
-        home.broker.send("orders", f"{number:0400}", partition=number % 2)
-    with query(home, maxBytesPerTrigger=1_800) as run:
-        sizes = [sum(len(row["payload"]) for row in batch) for batch in run.batches()]
-    assert sum(sizes) == 12 * 402
-    assert all(size <= 1_800 + 2 * 402 for size in sizes)
-    assert len(sizes) in (2, 3)
-    with query(home, maxBytesPerTrigger=1_000_000, maxOffsetsPerTrigger=5) as run:
-        assert [len(batch) for batch in run.batches()] == [5, 5, 2]
-    with query(home, maxBytesPerTrigger=1) as run:
-        assert [len(batch) for batch in run.batches()] == [2] * 6
-
-
-@pytest.mark.any_server
 def test_nothing_new_is_no_batch(home: Home) -> None:
     home.broker.create_topic("orders", partitions=2)
     with query(home) as run:
@@ -217,7 +131,7 @@ def test_what_is_available_now_is_where_it_ends(home: Home) -> None:
         home.broker.admin.grow("orders", 2)
         fill(home.broker, "orders", 5, partition=1)
         assert [values(batch) for batch in run.batches()] == [[1, 2], [3]]
-        assert run.reader.reportLatestOffset()["orders"].keys() == {"0", "1"}
+        assert run.reader.reportLatestOffset().keys() == {"0", "1"}
     assert rows_of(home, run.checkpoint) == [4, 5]
 
 
@@ -288,7 +202,7 @@ def test_what_older_versions_of_spark_do_not_tell(home: Home) -> None:
     ids = fill(home.broker, "orders", 1, 2, 3)
     with query(home, maxRowsPerBatch=2) as run:
         run.reader.initialOffset()
-        assert [run.reader.latestOffset()["orders"]["0"][0] for _ in range(3)] == [ids[1], ids[2], ids[2]]
+        assert [run.reader.latestOffset()["0"][0] for _ in range(3)] == [ids[1], ids[2], ids[2]]
 
 
 @pytest.mark.any_server
@@ -436,7 +350,7 @@ def test_a_partition_that_waits_for_its_turn_loses_nothing_in_silence(home: Home
         fill(home.broker, "orders", *range(4), partition=partition)
     with query(home, maxRowsPerBatch=2) as run:
         assert run.plan()
-        before, after = json.loads(run.checkpoint.start)["orders"], json.loads(run.checkpoint.planned[0])["orders"]
+        before, after = json.loads(run.checkpoint.start), json.loads(run.checkpoint.planned[0])
         run.read(run.slices())
         waiting = next(partition for partition in before if before[partition] == after[partition])
         with looking(home.url) as eye:
@@ -450,9 +364,9 @@ def test_where_it_begins_may_be_asked_for_late(home: Home) -> None:
     home.broker.create_topic("orders")
     ids = fill(home.broker, "orders", *range(5))
     with query(home, maxRowsPerBatch=3) as run:
-        assert run.reader.latestOffset()["orders"]["0"][0] == ids[4]
+        assert run.reader.latestOffset()["0"][0] == ids[4]
         assert run.reader.initialOffset()
-        assert run.reader.latestOffset()["orders"]["0"][0] == ids[4]
+        assert run.reader.latestOffset()["0"][0] == ids[4]
 
 
 def test_a_server_that_counts_tells_how_many(home: Home, server: Server) -> None:

@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 from redis import Redis
 
 from conquiet import QueueConfig
-from tests.rigs.waiting import LONG
 
 __all__ = ["GROUP", "LONG", "Eye", "looking", "named", "until", "whatever"]
+
+LONG: Final = 20.0
+"""Seconds after which what should have happened by now is taken for never; not a measure of anything."""
 
 GROUP: Final = "group"
 

@@ -28,7 +28,7 @@ FACADES: Final = [name for name in PAIRED if name not in SUBCLASSES]
 OF_A_STORE: Final = frozenset(
     {
         *("add", "apart", "cancel", "claim", "clone", "counts", "delete", "find", "finished", "leased", "news", "page"),
-        *("is_paused", "pause", "progress", "purge", "renew", "replay", "settle"),
+        *("purge", "renew", "replay", "settle"),
     }
 )
 """What queues and workers ask of a store: users have no need of it."""

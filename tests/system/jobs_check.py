@@ -14,8 +14,6 @@ from tests.system.jobs_log import Claim, Disturbance, Log, Run, Saying
 
 __all__ = ["MAX_RETRIES", "Plan", "check"]
 
-_RETURNS: Final = ("snooze", "interrupt")
-"""What gives a job back at no cost after it was begun."""
 MAX_RETRIES: Final = 3
 """The policy's, where a job has no limit of its own."""
 
@@ -57,8 +55,7 @@ def check(
 
     * Each job is there and has succeeded or failed; there are no others.
     * A token is given out once, is run at most once, and none is above the store's last.
-    * There are at most ``max_retries`` + 1 attempts, and no more runs than attempts, but for runs that were put off or
-      interrupted; of those the store has counted each, and no others.
+    * There are at most ``max_retries`` + 1 attempts, and no more runs than attempts.
     * Who has lost the job can change nothing; and nobody is refused without having lost it.
     * It is acknowledged once, by the run that was last, whose result is kept. What has finished is not run again.
     * It fails only when it has no attempts left, and by the word of its worker or the end of its lease.
@@ -131,14 +128,9 @@ def _attempts(case: _Case, plan: Plan, job: Job) -> Iterator[str]:
     most = max([job.attempts, *(claim.attempts for claim in case.claims)])
     if most > plan.attempts:
         yield f"attempt {most} of {plan.attempts}"
-    returned = {one.token: one for one in case.sayings if one.kind in _RETURNS and one.answer != "stale"}
-    tokens = {run.token for run in case.runs} - returned.keys()
+    tokens = {run.token for run in case.runs}
     if len(tokens) > job.attempts:
         yield f"run {len(tokens)} times in {job.attempts} attempts"
-    for kind, counted in zip(_RETURNS, (job.snoozes, job.interruptions), strict=True):
-        told = [one for one in returned.values() if one.kind == kind]
-        if not sum(one.answer == "applied" for one in told) <= counted <= len(told):
-            yield f"{kind} was told {len(told)} times and counted {counted} times"
 
 
 # --- what the store accepted and refused ------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """A worker of jobs in a process of its own, which notes what it does; ends with code 0 on SIGTERM.
 
 A job decides what is done with it: its payload's ``do`` is ``done``, ``once`` (the first attempt fails), ``always``
-(each one does), ``snooze`` (it is put off twice), ``slow`` (the first attempt never ends), ``burn`` (nothing but
-computing for ``work`` seconds, without a turn for anybody else), ``hang`` (never ends at a worker with ``--hang``), or
-``stubborn`` (will not be cancelled).
+(each one does), ``slow`` (the first attempt never ends), ``burn`` (nothing but computing for ``work`` seconds, without
+a turn for anybody else), ``hang`` (never ends at a worker with ``--hang``), or ``stubborn`` (will not be cancelled).
 With ``--gate`` nothing ends before that file exists. While the file of ``--mute`` exists, no renewal is
 sent. With ``--late`` the answers to claims come only when the worker has been told to stop.
 """
@@ -23,7 +22,7 @@ from typing import Any, cast
 
 from prometheus_client import REGISTRY
 
-from conquiet import Backoff, Job, JobQueue, JobStore, JobWorker, PostgresStore, RedisStore, RetryPolicy, Snooze
+from conquiet import Backoff, Job, JobQueue, JobStore, JobWorker, PostgresStore, RedisStore, RetryPolicy
 from conquiet.jobs.job import Settlement
 from conquiet.jobs.store import Claimed, Lease, Wanted
 from tests.system.jobs_check import MAX_RETRIES
@@ -128,8 +127,6 @@ class Work:
             except asyncio.CancelledError:
                 if do != "stubborn":
                     raise
-        if do == "snooze" and job.snoozes < 2:
-            raise Snooze(random.random() / 20)
         if do == "always" or (do == "once" and job.attempts == 1):
             raise RuntimeError("as it was asked to")
 

@@ -42,7 +42,7 @@ class Source:
         self.confirmed: dict[str, Plan] = {}
 
     def _plan(self) -> Plan:
-        [do] = self._rng.choices(["done", "once", "always", "slow", "snooze"], [80, 8, 5, 2, 5])
+        [do] = self._rng.choices(["done", "once", "always", "slow"], [85, 8, 5, 2])
         delay = self._rng.random() if self._rng.random() < 0.1 else 0.0
         most = self._rng.choice([0, 1, 5]) if self._rng.random() < 0.1 else None
         return Plan(do, most, round(delay, 3), self._rng.randint(-2, 2))

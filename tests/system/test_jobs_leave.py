@@ -62,7 +62,7 @@ async def test_what_is_claimed_as_the_end_comes_is_back_at_once_at_no_cost(job_c
 async def test_a_handler_that_does_not_end_in_time_is_handed_back(
     do: str, job_crew: Crew, work: JobQueue, tmp_path: Path
 ) -> None:
-    """At no cost. One that will not be cancelled holds up the process, but not its job."""
+    """As a try that failed. One that will not be cancelled holds up the process, but not its job."""
     gate = tmp_path / "gate"
     plans = {"a": Plan(do)}
     await job_crew.start("leaver", *LONG_LEASE, "--drain", "0.2", "--gate", str(gate), "--hang")
@@ -75,8 +75,8 @@ async def test_a_handler_that_does_not_end_in_time_is_handed_back(
     assert await job_crew.ended("leaver") == 0
     await job_crew.dismiss("heir")
     jobs = await all_jobs(work)
-    assert (jobs["a"].failures, jobs["a"].interruptions) == ((), 1)
-    assert (jobs["a"].state, jobs["a"].attempts, jobs["a"].worker) == (JobState.SUCCEEDED, 1, "heir")
+    assert [failure.error for failure in jobs["a"].failures] == ["the worker was stopped"]
+    assert (jobs["a"].state, jobs["a"].attempts, jobs["a"].worker) == (JobState.SUCCEEDED, 2, "heir")
     assert check(plans, job_crew.log.read(), jobs, job_crew.disturbances) == []
 
 
@@ -89,7 +89,8 @@ async def test_a_thread_that_does_not_end_in_time_holds_nothing_up(
     job_crew.leave("leaver")
     assert await job_crew.ended("leaver") == 0
     job = (await all_jobs(work))["a"]
-    assert (job.state, job.attempts, job.interruptions, job.failures) == (JobState.READY, 0, 1, ())
+    assert (job.state, job.attempts) == (JobState.READY, 1)
+    assert [failure.error for failure in job.failures] == ["the worker was stopped"]
 
 
 async def test_whoever_leaves_in_full_flow_holds_nothing(job_crew: Crew, work: JobQueue, scale: float) -> None:

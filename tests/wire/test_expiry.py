@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from conquiet import EmbeddedRedis, QueueError
+from conquiet import QueueError
 from conquiet.wire import expiry
 from conquiet.wire.address import Address
 from conquiet.wire.connections import Connections
@@ -230,7 +230,7 @@ async def test_a_server_that_was_restarted_is_asked_to_tell_again(rung: Rung, pr
         async with listening(url, prefix, enable=True) as ear:
             before = ear.heard
             await server.aclose()
-            async with EmbeddedRedis(binary=rung.binary or None, port=int(url.rsplit(":", 1)[1])):
+            async with on_a_port(rung.binary, port=int(url.rsplit(":", 1)[1])):
                 await eventually(lambda: ear.heard > before, "it listens again")
                 await hears(url, ear, f"{prefix}one")
 

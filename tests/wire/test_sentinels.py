@@ -16,7 +16,7 @@ import trustme
 from redis.asyncio import Sentinel
 from redis.asyncio.connection import Connection, SSLConnection
 
-from conquiet import Address, ConfigError, EmbeddedRedis, QueueConfig, RedisStreamsQueue
+from conquiet import Address, ConfigError, QueueConfig, RedisStreamsQueue
 from conquiet.wire.address import Endpoint
 from conquiet.wire.connections import Connections
 from conquiet.wire.streams import pack
@@ -24,6 +24,7 @@ from tests.conftest import Rung
 from tests.rigs.asking import ask
 from tests.rigs.proxy import Proxy
 from tests.rigs.sentinel import SERVICE, LocalSentinels
+from tests.rigs.servers import on_a_port
 from tests.rigs.waiting import LONG, eventually, held
 
 pytestmark = [pytest.mark.any_server, pytest.mark.slow]
@@ -61,7 +62,7 @@ async def cut_off(binary: str, place: Path) -> AsyncIterator[Endpoint]:
     """A Sentinel that has lost sight of its master, which is the only one that it knows."""
     name = place / "redis-sentinel"
     os.symlink(binary, name)
-    async with EmbeddedRedis(binary=name, unix_socket=False) as sentinel, EmbeddedRedis(unix_socket=False) as master:
+    async with on_a_port(name) as sentinel, on_a_port() as master:
         url = urlsplit(master.url)
         await ask(sentinel.url, "SENTINEL", "MONITOR", SERVICE, "127.0.0.1", url.port or 0, 2)
         await ask(sentinel.url, "SENTINEL", "SET", SERVICE, "down-after-milliseconds", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Final, TypeAlias
 
@@ -16,10 +16,9 @@ from conquiet.kit.service import Background
 
 __all__ = ["Gathering", "HeldError", "added"]
 
-_MOST: Final = 450
-"""Of the others: with the first, no more words than a request may have if each differs from the one before."""
+_MOST: Final = 500
 _MOST_BYTES: Final = 1 << 20
-_NOBODY: Final[Mapping[str, str]] = {}
+
 _BACKOFF: Final = Backoff(base=0.02, cap=0.5)
 """How long to wait before an ID is tried again that another transaction holds."""
 
@@ -28,12 +27,12 @@ class HeldError(Exception):
     """Others have one of the IDs, in a transaction that has not ended; nothing was added. Never leaves a store."""
 
 
-async def added(add: Callable[[], Awaitable[Mapping[str, str]]]) -> Mapping[str, str]:
+async def added(add: Callable[[], Awaitable[None]]) -> None:
     """Add, again and again while others hold an ID. No connection is kept meanwhile: that would keep it from others."""
-    return await patiently(SYSTEM_CLOCK, add, on=HeldError, backoff=_BACKOFF, retries=None)
+    await patiently(SYSTEM_CLOCK, add, on=HeldError, backoff=_BACKOFF, retries=None)
 
 
-_Place: TypeAlias = tuple[NewJob, "asyncio.Future[str | None]"]
+_Place: TypeAlias = tuple[NewJob, "asyncio.Future[None]"]
 
 
 class _Batch:
@@ -42,22 +41,17 @@ class _Batch:
     def __init__(self, first: NewJob) -> None:
         self._loop = asyncio.get_running_loop()
         self._ids = {first.id}
-        self._uniques = set[str]() if first.unique is None else {first.unique.key}
-        self._size = first.size()
+        self._size = len(first.payload)
         self.others: list[_Place] = []
 
     def takes(self, job: NewJob) -> bool:
-        """Whether a job can go with the others. Of two with one ID or unique key, the store has to see both."""
-        has_room = len(self.others) < _MOST and self._size + job.size() <= _MOST_BYTES
-        if job.unique is not None and job.unique.key in self._uniques:
-            return False
+        """Whether a job can go with the others. Of two with one ID, the store has to see both."""
+        has_room = len(self.others) < _MOST and self._size + len(job.payload) <= _MOST_BYTES
         return has_room and job.id not in self._ids and asyncio.get_running_loop() is self._loop
 
-    def join(self, job: NewJob) -> asyncio.Future[str | None]:
+    def join(self, job: NewJob) -> asyncio.Future[None]:
         self._ids.add(job.id)
-        if job.unique is not None:
-            self._uniques.add(job.unique.key)
-        self._size += job.size()
+        self._size += len(job.payload)
         future = self._loop.create_future()
         self.others.append((job, future))
         return future
@@ -70,17 +64,18 @@ class Gathering:
     that comes alone does not wait for others.
     """
 
-    def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[Mapping[str, str]]]) -> None:
+    def __init__(self, add: Callable[[str, Sequence[NewJob]], Awaitable[None]]) -> None:
         self._add = add
         self._open: dict[str, _Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background = Background()
 
-    async def add(self, queue: str, job: NewJob) -> Mapping[str, str]:
+    async def add(self, queue: str, job: NewJob) -> None:
         """Add a job; as the store's own ``add`` of that job alone."""
         batch = self._open.get(queue)
         if batch is not None and batch.takes(job):
-            return _answer(job, await batch.join(job))
+            await batch.join(job)
+            return
         is_behind = batch is not None
         batch = self._open[queue] = _Batch(job)
         try:
@@ -91,10 +86,11 @@ class Gathering:
             raise
         self._close(queue, batch)
         if not batch.others and not is_behind:
-            return await added(lambda: self._add(queue, [job]))
-        mine: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+            await added(lambda: self._add(queue, [job]))
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._start(queue, [(job, mine), *batch.others])
-        return _answer(job, await mine)
+        await mine
 
     async def aclose(self) -> None:
         """Give up what is under way: its callers get a ``QueueError``."""
@@ -129,7 +125,7 @@ class Gathering:
         tries = 0
         while places := [place for place in places if not place[1].done()]:
             try:
-                holders = await self._add(queue, [job for job, _ in places])
+                await self._add(queue, [job for job, _ in places])
             except DuplicateJobError as error:
                 _refuse(queue, places, error)
             except HeldError:
@@ -145,7 +141,7 @@ class Gathering:
                 for place in places:  # which of them is wrong, each finds out for itself
                     await self._send(queue, [place])
             else:
-                _tell(places, holders)
+                _tell(places)
 
 
 def _abandon(places: Sequence[_Place]) -> None:
@@ -154,14 +150,10 @@ def _abandon(places: Sequence[_Place]) -> None:
             future.set_exception(_closed())
 
 
-def _tell(places: Sequence[_Place], holders: Mapping[str, str]) -> None:
-    for job, future in places:
+def _tell(places: Sequence[_Place]) -> None:
+    for _, future in places:
         if not future.done():
-            future.set_result(holders.get(job.id) if holders else None)
-
-
-def _answer(job: NewJob, holder: str | None) -> Mapping[str, str]:
-    return _NOBODY if holder is None else {job.id: holder}
+            future.set_result(None)
 
 
 def _refuse(queue: str, places: Sequence[_Place], error: DuplicateJobError) -> None:

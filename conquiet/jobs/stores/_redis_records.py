@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
-
-from msgspec.structs import replace
+from typing import Final, cast
 
 from conquiet.errors import ConfigError, QueueError
 from conquiet.jobs.job import Attempt, Job, JobState, NewJob, Settlement
-from conquiet.jobs.progress import Report
 from conquiet.jobs.store import Claim, Lease
 from conquiet.wire.parser import Reply
 
@@ -36,48 +33,32 @@ _ERRORS: Final = (ValueError, KeyError, IndexError)  # what comes of reading a r
 def added(jobs: Sequence[NewJob]) -> list[Word]:
     """New jobs as words for the script, in runs of those that are alike but for ID and payload."""
     words: list[Word] = []
-    kind: object = None
-    prefix, length = b"", 0
+    kind: tuple[int, int, int | None] | None = None
+    length = 0
     for job in jobs:
-        about = (job.priority, job.delay_ms, job.max_retries, job.at_ms)
-        this = (about, job.task, job.key, job.headers, job.unique)
+        this = (job.priority, job.delay_ms, job.max_retries)
         if this != kind:
             if length:
                 words[-2 * length - 1] = length
-            prefix, run = _run(job)
-            words += run
+            words += _kind(*this)
             kind, length = this, 0
         words.append(job.id)
-        words.append(prefix + job.payload if prefix else job.payload)
+        words.append(job.payload)
         length += 1
     if length:
         words[-2 * length - 1] = length
     return words
 
 
-def _run(job: NewJob) -> tuple[bytes, tuple[Word, ...]]:
-    """What comes before the payloads of all jobs that are like this one, and the words that begin their run."""
-    if not _LOWEST <= job.priority <= _HIGHEST:
-        raise ConfigError(f"priority must be from {_LOWEST} to {_HIGHEST} in Redis, not {job.priority!r}")
-    if not 0 <= job.delay_ms <= _LATEST:
-        raise ConfigError(f"a delay must be from 0 to {_LATEST} ms in Redis, not {job.delay_ms!r}")
-    due = job.delay_ms if job.at_ms is None else f"={job.at_ms}"
-    most = "-" if job.max_retries is None else job.max_retries
-    prefix, shape = _shaped(job)
-    hold = job.unique
-    unique = "" if hold is None else f"{hold.mode} {hold.within_ms} {int(hold.replaces)} {hold.key}"
-    return prefix, (f"{_HIGHEST - job.priority:010d}", due, most, shape, unique, 0)
+def _kind(priority: int, delay_ms: int, max_retries: int | None) -> tuple[Word, ...]:
+    if not _LOWEST <= priority <= _HIGHEST:
+        raise ConfigError(f"priority must be from {_LOWEST} to {_HIGHEST} in Redis, not {priority!r}")
+    if not 0 <= delay_ms <= _LATEST:
+        raise ConfigError(f"a delay must be from 0 to {_LATEST} ms in Redis, not {delay_ms!r}")
+    return f"{_HIGHEST - priority:010d}", delay_ms, "-" if max_retries is None else max_retries, 0
 
 
-def _shaped(job: NewJob) -> tuple[bytes, str]:
-    """Task, key and headers, and their lengths as they end the first line; nothing if there is none of them."""
-    parts = [None if text is None else text.encode() for text in (job.task, job.key)] + [job.headers or None]
-    if parts == [None, None, None]:
-        return b"", ""
-    return b"".join(filter(None, parts)), "".join(" -" if part is None else f" {len(part)}" for part in parts)
-
-
-def token_of(one: Lease | Settlement | Report) -> Word:
+def token_of(one: Lease | Settlement) -> Word:
     """By which claim a job is held, as its record has it. Those of an older version have no ID."""
     return f"{one.token}.{one.claim_id}" if one.claim_id else one.token
 
@@ -103,9 +84,7 @@ def _settled(one: Settlement, token: Word) -> tuple[Word, ...]:
         return "retry", one.job_id, token, one.delay_ms, one.error, one.brief
     if one.kind == "fail":
         return "fail", one.job_id, token, one.error, one.brief
-    if one.kind == "snooze":
-        return "snooze", one.job_id, token, one.delay_ms
-    return one.kind, one.job_id, token
+    return "release", one.job_id, token
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -113,12 +92,12 @@ def _settled(one: Settlement, token: Word) -> tuple[Word, ...]:
 
 def known_jobs(queue: str, ids: Sequence[str], reply: Reply) -> Iterator[Job | QueueError | None]:
     """For each of ``ids`` the job, ``None`` if there is none, or the error if what is there cannot be read."""
-    for id, first, record, errors, lease, notes in zip(ids, *reply, strict=True):
+    for id, first, record, errors, lease in zip(ids, *reply, strict=True):
         if first is None and record is None:
             yield None
             continue
         try:
-            yield _known(queue, id, first, record, errors, lease, notes)
+            yield _known(queue, id, first, record, errors, lease)
         except _ERRORS as error:
             yield _garbled(queue, id, error)
 
@@ -132,13 +111,10 @@ def claimed_jobs(
     for raw_id, first, counts, errors in zip(turn, turn, turn, turn, strict=True):
         id = raw_id.decode(errors="replace")  # whatever else wrote there
         try:
-            enqueued, ready, priority, most, extras, payload = _first(first)
+            enqueued, ready, priority, most, payload = _first(first)
             attempts, token = 1, first_token
             if counts:
-                numbers = counts.split(b" ", 3)
-                attempts, token, ready = map(int, numbers[:3])
-                if len(numbers) > 3:
-                    extras = extras | _notes(numbers[3])
+                attempts, token, ready = map(int, counts.split())
             last_error, failures = (None, ()) if errors is None else _errors(errors)
             job = Job(
                 id=id,
@@ -158,8 +134,6 @@ def claimed_jobs(
                 claimed_ms=now,
                 lease_ms=until,
             )
-            if extras:
-                job = replace(job, **extras)
         except _ERRORS as error:
             yield id, _garbled(queue, id, error)
         else:
@@ -167,17 +141,11 @@ def claimed_jobs(
 
 
 def _known(
-    queue: str,
-    id: str,
-    first: bytes | None,
-    record: bytes | None,
-    errors: bytes | None,
-    lease: bytes | None,
-    notes: bytes | None,
+    queue: str, id: str, first: bytes | None, record: bytes | None, errors: bytes | None, lease: bytes | None
 ) -> Job:
     if first is None:
         raise ValueError("there is a record, but not what was enqueued")
-    enqueued, ready, priority, most, extras, payload = _first(first)
+    enqueued, ready, priority, most, payload = _first(first)
     if record is None:
         return Job(
             id=id,
@@ -187,14 +155,11 @@ def _known(
             max_retries=most,
             enqueued_ms=enqueued,
             ready_ms=ready,
-            **extras,
         )
     state, finished, attempts, token, claimed, ready_at, _, _, _, length, rest = record.split(b" ", 10)
     number, _, claim_id = token.partition(b".")
     end = 0 if length == b"-" else int(length)
     last_error, failures = (None, ()) if errors is None else _errors(errors)
-    if notes is not None:
-        extras = extras | _notes(notes)
     return Job(
         id=id,
         queue=queue,
@@ -214,37 +179,17 @@ def _known(
         claimed_ms=None if claimed == b"-" else int(claimed),
         lease_ms=None if lease is None or state != b"I" else int(float(lease)),
         finished_ms=None if finished == b"-" else int(finished),
-        **extras,
     )
 
 
-_Extras = dict[str, Any]
-"""What few jobs have, by the names of their fields: the others are made without, which costs less."""
-_NO_EXTRAS: Final[_Extras] = {}
-_PLAIN_WORDS: Final = 6
-_First = tuple[int, int, int, int | None, _Extras, bytes]
-
-
-def _first(text: bytes) -> _First:
-    """When enqueued, from when on claimable, the priority, the job's own limit, what few have, the payload."""
+def _first(text: bytes) -> tuple[int, int, int, int | None, bytes]:
+    """When enqueued, from when on claimable, the priority, the job's own limit, the payload."""
     head, line, payload = text.partition(b"\n")
-    words = head.split(b" ")
+    enqueued, ready, priority, _, most, _ = head.split(b" ")
     if not line:
         raise ValueError("no payload")
-    extras = _NO_EXTRAS
-    if len(words) > _PLAIN_WORDS:
-        extras, payload = _parts(words[_PLAIN_WORDS:], payload)
-        words = words[:_PLAIN_WORDS]
-    enqueued, ready, priority, _, most, _ = words
-    return int(enqueued), int(ready), _HIGHEST - int(priority), None if most == b"-" else int(most), extras, payload
-
-
-def _parts(shape: Sequence[bytes], body: bytes) -> tuple[_Extras, bytes]:
-    """Task, key and headers, which have these lengths, and the payload."""
-    at = 0
-    task, key, headers = (None if length == b"-" else body[at : (at := at + int(length))] for length in shape)
-    texts = (None if text is None else text.decode() for text in (task, key))
-    return dict(zip(("task", "key"), texts, strict=True), raw_headers=headers or b""), body[at:]
+    limit = None if most == b"-" else int(most)
+    return int(enqueued), int(ready), _HIGHEST - int(priority), limit, payload
 
 
 def _errors(text: bytes) -> tuple[str, tuple[Attempt, ...]]:
@@ -258,19 +203,6 @@ def _errors(text: bytes) -> tuple[str, tuple[Attempt, ...]]:
         attempts.append(Attempt(number, text[at:middle].decode(), started, ended, text[middle:end].decode()))
         at = end
     return last, tuple(attempts)
-
-
-def _notes(text: bytes) -> _Extras:
-    """How often a job was put off and interrupted, how far it is, and the words that came with that."""
-    head, _, message = text.partition(b"\n")
-    snoozes, interruptions, *fraction = head.split(b" ")
-    far = float(fraction[0]) if fraction else None
-    return {
-        "snoozes": int(snoozes),
-        "interruptions": int(interruptions),
-        "fraction": far,
-        "message": message.decode(),
-    }
 
 
 def _numbers(text: bytes, at: int) -> list[int]:

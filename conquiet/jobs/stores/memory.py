@@ -12,11 +12,8 @@ from itertools import count, islice
 from typing import Any, Final, TypeAlias
 
 from conquiet.errors import ConfigError, DuplicateJobError
-from conquiet.jobs.counts import JobCounts
-from conquiet.jobs.job import REPLACED, Job, JobState, NewJob, Settlement
-from conquiet.jobs.progress import Report
+from conquiet.jobs.job import Job, JobState, NewJob, Settlement
 from conquiet.jobs.store import MOST_BYTES, Claimed, Expired, JobPage, JobRetention, Lease, Wanted, numbered
-from conquiet.jobs.unique import Hold, Mode
 from conquiet.kit.clock import SYSTEM_CLOCK, Clock
 from conquiet.kit.ids import nonce
 from conquiet.kit.loopthread import new_lock
@@ -76,9 +73,6 @@ class _Queue:
         self.added = 0
         self.token = 0
         """The highest token of any job that was removed: an ID that is used again must not bring old leases back."""
-        self.uniques: dict[str, tuple[Mode, int, str]] = {}
-        """By unique key: how long it is held, until when if for a window, and by which job."""
-        self.is_paused = False
         self.news = 0
         self.waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self.leases = _Line(self.jobs, lambda job: (job.lease_ms or 0, job.id))
@@ -102,32 +96,12 @@ class _Queue:
         self.token = max(self.token, self.jobs.pop(id).lease_token)
         del self.numbers[id]
 
-    def hold(self, new: NewJob, hold: Hold, now: int, since: int) -> str | None:
-        """Give a new job its unique key, or name the job that has it. What is numbered after ``since`` stays."""
-        if len(self.uniques) > 2 * len(self.jobs) + _SLACK:
-            self.uniques = {key: one for key, one in self.uniques.items() if self._is_held(*one, now)}
-        held = self.uniques.get(hold.key)
-        if held is not None and self._is_held(*held, now):
-            waiting = self.jobs.get(held[2])
-            is_replaced = hold.replaces and waiting is not None and self.numbers[held[2]] <= since
-            if not is_replaced or waiting is None or waiting.state is not JobState.READY:
-                return held[2]
-            self.put(waiting.cancelled(now, REPLACED))
-        self.uniques[hold.key] = (hold.mode, now + hold.within_ms, new.id)
-        return None
-
-    def _is_held(self, mode: Mode, ends: int, id: str, now: int) -> bool:
-        job = self.jobs.get(id)
-        return now < ends if mode == "W" else job is not None and job.holds(mode)
-
     def take(self, wanted: Wanted, now: int) -> list[Job]:
         """Claim what is wanted: a share of what was tried before, one of what waits longest, then the rest."""
         for job in self._scheduled.until(lambda job: job.ready_ms, now):
             for line in (self._due, self._oldest, self._retried) if job.attempts else (self._due, self._oldest):
                 line.push(job)
         claim_id, size, taken = wanted.claim_id or nonce(), 0, list[Job]()
-        if self.is_paused:
-            return taken
         for line, most in ((self._retried, wanted.retries), (self._oldest, wanted.oldest), (self._due, wanted.count)):
             for _ in range(min(most, wanted.count - len(taken))):
                 found = line.first()
@@ -176,7 +150,7 @@ class MemoryStore(Opened):
         """The former name of :meth:`clone`."""
         return self.clone()
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none."""
         if connection is not None:
             raise ConfigError("a MemoryStore has no transactions: connection must be None")
@@ -186,28 +160,20 @@ class MemoryStore(Opened):
             taken = [id for id, times in given.items() if times > 1 or id in mine.jobs]
             if taken:
                 raise DuplicateJobError(queue, taken)
-            holders, since = dict[str, str](), mine.added
             for new in jobs:
-                if new.unique is not None and (holder := mine.hold(new, new.unique, now, since)) is not None:
-                    holders[new.id] = holder
-                    continue
                 mine.numbers[new.id] = mine.added = mine.added + 1
                 mine.put(
                     Job(
                         id=new.id,
                         queue=queue,
                         raw=new.payload,
-                        task=new.task,
-                        key=new.key,
-                        raw_headers=new.headers,
                         priority=new.priority,
                         max_retries=new.max_retries,
                         enqueued_ms=now,
-                        ready_ms=now + new.delay_ms if new.at_ms is None else max(now, new.at_ms),
+                        ready_ms=now + new.delay_ms,
                     )
                 )
             self._tell(mine)
-            return holders
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
@@ -230,12 +196,6 @@ class MemoryStore(Opened):
             mine, now = self._of(queue), self._now()
             return [self._change(mine, lease, lambda job: job.renewed(now, ttl_ms)) for lease in leases]
 
-    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        """Note how far jobs are; false for each that is stale."""
-        with self._lock:
-            mine = self._of(queue)
-            return [self._change(mine, one, partial(_told, one)) for one in reports]
-
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         with self._lock:
@@ -249,19 +209,11 @@ class MemoryStore(Opened):
         with self._lock:
             return [self._of(queue).jobs.get(id) for id in ids]
 
-    async def counts(self, queue: str) -> JobCounts:
-        """How many jobs are in each state, and for how long they wait."""
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
         with self._lock:
-            jobs, now = self._of(queue).jobs.values(), self._now()
-            waits = [now - job.ready_ms for job in jobs if job.state is JobState.READY]
-            scheduled = sum(ms < 0 for ms in waits)
-            oldest = max(waits) if len(waits) > scheduled else None
-            return JobCounts(Counter(job.state for job in jobs), scheduled, oldest)
-
-    async def list_queues(self) -> list[str]:
-        """The names of all queues that have, or had, jobs."""
-        with self._lock:
-            return sorted(name for name, queue in self._queues.items() if queue.added)
+            found = Counter(job.state for job in self._of(queue).jobs.values())
+            return {state: found[state] for state in JobState}
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``, in the order of enqueueing."""
@@ -288,18 +240,6 @@ class MemoryStore(Opened):
                 job.check("delete")
                 mine.remove(id)
             return job
-
-    async def pause(self, queue: str, is_paused: bool) -> None:
-        """Lease nothing of the queue, or go on."""
-        with self._lock:
-            mine = self._of(queue)
-            mine.is_paused = is_paused
-            self._tell(mine)
-
-    async def is_paused(self, queue: str) -> bool:
-        """Whether nothing of the queue is leased."""
-        with self._lock:
-            return self._of(queue).is_paused
 
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
@@ -359,7 +299,7 @@ class MemoryStore(Opened):
             self._tell(mine)
         return found
 
-    def _change(self, mine: _Queue, by: Lease | Settlement | Report, change: Callable[[Job], Job]) -> bool:
+    def _change(self, mine: _Queue, by: Lease | Settlement, change: Callable[[Job], Job]) -> bool:
         job = mine.jobs.get(by.job_id)
         if job is None or job.state is not JobState.IN_FLIGHT:
             return False
@@ -387,10 +327,6 @@ class MemoryStore(Opened):
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:  # its loop was closed over its head
                 continue
-
-
-def _told(report: Report, job: Job) -> Job:
-    return job.told(report)
 
 
 def _settled(settlement: Settlement, now: int, job: Job) -> Job:

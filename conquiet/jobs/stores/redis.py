@@ -11,11 +11,9 @@ from typing import Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError, QueueError
 from conquiet.jobs.chunks import MOST, chunks
-from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
-from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, REPLACED, Event, Job, JobState, NewJob, Settlement
+from conquiet.jobs.job import CANCELLED, EXPIRED, HISTORY, Event, Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import RedisStoreKeywords, RedisStoreOptions
-from conquiet.jobs.progress import Report
 from conquiet.jobs.store import MOST_BYTES, Claim, Claimed, Expired, JobPage, JobRetention, Lease, Wanted
 from conquiet.jobs.stores._gathering import Gathering
 from conquiet.jobs.stores._redis_records import LETTERS, added, claimed_jobs, known_jobs, settled, token_of
@@ -30,7 +28,6 @@ from conquiet.wire.address import Address, AddressLike
 from conquiet.wire.connections import Connections
 from conquiet.wire.keys import JobKeys
 from conquiet.wire.parser import Reply
-from conquiet.wire.scanning import glob_escaped, key_names
 from conquiet.wire.scripts import Script, run
 from conquiet.wire.streams import pack
 
@@ -42,11 +39,9 @@ _ADD: Final = Script.named("jobs_add")
 _CLAIM: Final = Script.named("jobs_claim")
 _LEASED: Final = Script.named("jobs_leased")
 _RENEW: Final = Script.named("jobs_renew")
-_PROGRESS: Final = Script.named("jobs_progress")
 _SETTLE: Final = Script.named("jobs_settle")
 _FIND: Final = Script.named("jobs_find")
 _COUNT: Final = Script.named("jobs_count")
-_PAUSE: Final = Script.named("jobs_pause")
 _PAGE: Final = Script.named("jobs_page")
 _REPLAY: Final = Script.named("jobs_replay")
 _CANCEL: Final = Script.named("jobs_cancel")
@@ -137,23 +132,22 @@ class RedisStore(SharesHeartbeats, Opened):
         """The former name of :meth:`clone`."""
         return self.clone()
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none, in one round trip; single ones of callers at the same time share it."""
         if connection is not None:
             raise ConfigError("a RedisStore cannot write in a transaction of yours: connection must be None")
         if len(jobs) == 1:
-            return await self._gathering.add(queue, jobs[0])
-        return await self._add(queue, jobs) if jobs else {}
+            await self._gathering.add(queue, jobs[0])
+        elif jobs:
+            await self._add(queue, jobs)
 
-    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+    async def _add(self, queue: str, jobs: Sequence[NewJob]) -> None:
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             raise DuplicateJobError(queue, await self._taken(queue, ids))
-        found = await self._run(queue, _ADD, self._clock.offset_ms, len(ids), REPLACED, *added(jobs))
-        if found and found[0]:
-            raise DuplicateJobError(queue, [id.decode() for id in found])
-        words = [word.decode() for word in found[1:]]
-        return dict(zip(words[::2], words[1::2], strict=True))
+        taken = await self._run(queue, _ADD, self._clock.offset_ms, len(ids), *added(jobs))
+        if taken:
+            raise DuplicateJobError(queue, [id.decode() for id in taken])
 
     async def _taken(self, queue: str, ids: Sequence[str]) -> list[str]:
         """Which IDs are given twice or there already, in the order given."""
@@ -225,14 +219,6 @@ class RedisStore(SharesHeartbeats, Opened):
             renewed += [done == 1 for done in reply]
         return renewed
 
-    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        """Note how far jobs are; false for each that is stale."""
-        noted: list[bool] = []
-        for some in chunks(reports, lambda report: len(report.message)):
-            words = [word for one in some for word in (one.job_id, token_of(one), repr(one.fraction), one.message)]
-            noted += [done == 1 for done in await self._run(queue, _PROGRESS, *words)]
-        return noted
-
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
         applied: list[bool] = []
@@ -253,15 +239,6 @@ class RedisStore(SharesHeartbeats, Opened):
     async def delete(self, queue: str, id: str) -> Job | None:
         """Remove a finished job."""
         return self._changed(queue, id, "delete", await self._run(queue, _DELETE, id))
-
-    async def pause(self, queue: str, is_paused: bool) -> None:
-        """Lease nothing of the queue, or go on."""
-        await self._run(queue, _PAUSE, self._clock.offset_ms, int(is_paused))
-
-    async def is_paused(self, queue: str) -> bool:
-        """Whether nothing of the queue is leased."""
-        key = JobKeys(queue, self._namespace).paused
-        return bool(await self._link.call(key, pack("EXISTS", key)))
 
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
@@ -286,17 +263,10 @@ class RedisStore(SharesHeartbeats, Opened):
             found += known_jobs(queue, some[: len(reply[0])], reply)
         return found
 
-    async def counts(self, queue: str) -> JobCounts:
-        """How many jobs are in each state, and for how long they wait; with dozens of priorities, about."""
-        *numbers, scheduled, oldest = await self._run(queue, _COUNT, self._clock.offset_ms)
-        return JobCounts(dict(zip(LETTERS, numbers, strict=True)), scheduled, None if oldest < 0 else oldest)
-
-    async def list_queues(self) -> list[str]:
-        """The names of all queues that have, or had, jobs. Goes through all keys of all nodes, some at a time."""
-        before, after = JobKeys("Q", self._namespace).sequence.split("{Q}")
-        before, after = before + "{", "}" + after
-        names = await key_names(self._link, f"{glob_escaped(before)}*{glob_escaped(after)}", "string")
-        return sorted(name.removeprefix(before).removesuffix(after) for name in names)
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
+        numbers = await self._run(queue, _COUNT)
+        return dict(zip(LETTERS, map(int, numbers), strict=True))
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``: ready ones in claim order, those in flight as enqueued, finished ones as they finished.

@@ -10,7 +10,7 @@ from conquiet.topics.outside.scan import End, ends, last_up_to, pages, removed_a
 from conquiet.topics.server.dead_letters import DeadLetter
 from conquiet.topics.server.dead_letters import pages as letter_pages
 from conquiet.topics.server.external_groups import Position, adopt_group, publish_progress
-from conquiet.topics.server.group import count_after, measure_after
+from conquiet.topics.server.group import count_after
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Registry, Topic
 
@@ -26,7 +26,6 @@ __all__ = [
     "ends",
     "last_up_to",
     "letter_pages",
-    "measure_after",
     "pages",
     "publish_progress",
     "removed_after",

@@ -3,8 +3,7 @@
 A write has a name that its repetitions share, and numbered batches. The part of a batch that one task writes is cut
 into chunks by its rows alone, so a repetition with the same rows in the same order makes the same chunks, and each is
 appended only if its place is free. Rows with IDs need no order: each ID is appended once a batch, whichever part it
-comes with. A batch can be repeated until the next one begins, for up to a week; after that it is refused, unless rows
-may be there twice.
+comes with. A batch can be repeated until the next one begins, for up to a week; after that it is refused.
 
 This is the door of Spark's writers: rows become entries as those of ``send_batch`` do, under the same bounds.
 """
@@ -28,14 +27,13 @@ from conquiet.topics.produce.batching import CHUNK, CHUNK_BYTES, named_partition
 from conquiet.topics.server import retention, writes
 from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
-from conquiet.topics.server.writes import Chunk, Write, begin, finish, forget, outcome
+from conquiet.topics.server.writes import Chunk, Write, begin, forget
 
-__all__ = ["CHUNK", "Appended", "Appender", "Chunk", "Cutter", "Write", "begin", "finish", "forget", "outcome"]
+__all__ = ["CHUNK", "Appended", "Appender", "Chunk", "Cutter", "Write", "begin", "forget"]
 
 _log = logging.getLogger("conquiet.topics")
 
 _Column: TypeAlias = Iterable[str | None] | None
-_Payloads: TypeAlias = Iterable[str | bytes]
 _AHEAD: Final = 4
 """Chunks of one partition that wait while another is on its way."""
 _TRIM_EVERY: Final = 5_000
@@ -75,7 +73,7 @@ class Cutter:
         self._known: dict[str | None, int] = {}
         self._loose = 0
 
-    def add(self, payloads: _Payloads, keys: _Column, headers: _Column, ids: _Column) -> Iterator[Chunk]:
+    def add(self, payloads: Iterable[str], keys: _Column, headers: _Column, ids: _Column) -> Iterator[Chunk]:
         """Take rows, in order; the chunks that are full."""
         known, chunks = self._known, self._chunks
         nothing: Iterable[Any] = repeat(None)

@@ -40,7 +40,6 @@ __all__ = [
     "look_at",
     "look_at_all",
     "look_at_group",
-    "measure_after",
     "members_of",
     "name_of",
     "on_every_partition",
@@ -198,23 +197,14 @@ async def call_members(instance: Instance, topic: str, group: str) -> None:
 
 async def count_after(instance: Instance, stream: str, since: str, until: str, limit: int) -> tuple[int, str]:
     """Up to ``limit`` entries after ``since`` up to ``until``: how many there are, and the ID of the last one."""
-    count, last, _ = await measure_after(instance, stream, since, until, limit, None)
-    return count, last
-
-
-async def measure_after(
-    instance: Instance, stream: str, since: str, until: str, limit: int, size: int | None
-) -> tuple[int, str, int]:
-    """The same up to the entry that makes it ``size`` bytes; and how many bytes they have."""
-    counted = measured = 0
-    while counted < limit and (size is None or measured < size):
-        page, left = min(_COUNTED, limit - counted), "" if size is None else size - measured
-        count, last, more = await instance.run(stream, _COUNT([stream], since, until, page, left))
-        counted, measured = counted + count, measured + more
+    counted = 0
+    while counted < limit:
+        count, last = await instance.run(stream, _COUNT([stream], since, until, min(_COUNTED, limit - counted)))
+        counted += count
         if not last:
-            return counted, until, measured
+            return counted, until
         since = last.decode()
-    return counted, since, measured
+    return counted, since
 
 
 # --- on every partition -----------------------------------------------------------------------------------

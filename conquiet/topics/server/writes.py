@@ -15,26 +15,12 @@ from conquiet.topics.server.instance import Instance
 from conquiet.topics.server.topics import Topic
 from conquiet.wire.scripts import Call, Script
 
-__all__ = [
-    "Chunk",
-    "Window",
-    "Write",
-    "append_rows",
-    "appending",
-    "begin",
-    "delay",
-    "finish",
-    "forget",
-    "full",
-    "outcome",
-]
+__all__ = ["Chunk", "Window", "Write", "append_rows", "appending", "begin", "delay", "forget", "full"]
 
 _DAY_MS: Final = 86_400_000
 _REPEATABLE_MS: Final = 7 * _DAY_MS
 _REMEMBERED_MS: Final = 8 * _DAY_MS
 """Longer than a batch can be repeated: what is remembered never runs out before that does."""
-_LONE_MS: Final = _DAY_MS
-"""For writes that no other run can repeat: since their last rows, for the tasks that are tried again."""
 _AFTER_NEXT_MS: Final = 3_600_000
 """How long the batch before is remembered: a task of it that was given up may write on for a while."""
 
@@ -102,21 +88,12 @@ async def delay(
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One batch of a write. ``goes_on`` says that batches follow; ``by_id`` that rows are known by their IDs.
-
-    With ``is_late`` a batch may go on that was begun so long ago that some of its rows may be written twice.
-    """
+    """One batch of a write. ``goes_on`` says that batches follow; ``by_id`` that rows are known by their IDs."""
 
     name: str
     batch: int = 0
     by_id: bool = False
     goes_on: bool = False
-    is_late: bool = False
-
-    @property
-    def kept_ms(self) -> int:
-        """For how long it is remembered what it has written."""
-        return _REMEMBERED_MS if self.goes_on else _LONE_MS
 
     def known_as(self, topic: Topic) -> str:
         """Its name in the keys of ``topic``; another one if that is deleted and made again, for then it is empty."""
@@ -131,23 +108,13 @@ class Chunk:
     number: int
     """Its place among the chunks of the same part and partition."""
     kinds: bytearray = field(default_factory=bytearray)
-    values: list[str | bytes] = field(default_factory=list[str | bytes])
+    values: list[str] = field(default_factory=list[str])
     size: int = 0
 
     def packed(self) -> tuple[bytes, bytes]:
         """The values as one, in MessagePack, and a digest, which is the same for the same rows only."""
-        has_bytes = any(isinstance(one, bytes) for one in self.values[:1])  # of all rows, or of none
-        packed = _pack([_as_text(one) for one in self.values] if has_bytes else self.values)
+        packed = _pack(self.values)
         return packed, hashlib.blake2b(self.kinds + b" " + packed, digest_size=12).digest()
-
-
-def _as_text(value: str | bytes) -> str | msgspec.Raw:
-    """Bytes under the head of a text: MessagePack in Redis knows no bytes, and takes any for a text."""
-    if isinstance(value, str):
-        return value
-    size = len(value)
-    head = b"\xda" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xdb" + size.to_bytes(4, "big")
-    return msgspec.Raw(head + value)
 
 
 def append_rows(instance: Instance, topic: Topic, write: Write, part: int, chunk: Chunk) -> Call:
@@ -163,7 +130,7 @@ def append_rows(instance: Instance, topic: Topic, write: Write, part: int, chunk
     forget = _AFTER_NEXT_MS if write.goes_on and chunk.number == 0 else ""
     return _ROWS(
         [stream, *written, keys.trim(stream)],
-        *(instance.clock.offset_ms, *place, write.kept_ms, forget, *_bound(topic)),
+        *(instance.clock.offset_ms, *place, _REMEMBERED_MS, forget, *_bound(topic)),
         *(envelope.now_ms(), bytes(chunk.kinds), values),
     )
 
@@ -172,31 +139,17 @@ async def begin(instance: Instance, topic: Topic, write: Write) -> int:
     """Begin a batch, or join it; its number of partitions, which the first task has fixed."""
     key = instance.keys.write(topic.name, write.known_as(topic))
     until, known_by = "" if write.goes_on else _REMEMBERED_MS, "ids" if write.by_id else "order"
-    terms = (write.batch, topic.partitions, _REPEATABLE_MS, until, known_by, int(write.is_late))
-    status, about = await instance.run(key, _BEGIN([key], instance.clock.offset_ms, *terms))
+    call = _BEGIN([key], instance.clock.offset_ms, write.batch, topic.partitions, _REPEATABLE_MS, until, known_by)
+    status, about = await instance.run(key, call)
     which = f"batch {write.batch} of the write {write.name!r} to topic {topic.name!r}"
     if status == b"EXPIRED":
-        late = "acceptDuplicates=true goes on with it, and may write rows again"
-        raise ConfigError(f"{which} was begun more than 7 days ago: what it wrote is not remembered any more; {late}")
+        raise ConfigError(f"{which} was begun more than 7 days ago: what it wrote is not remembered any more")
     if status == b"OVERTAKEN":
         raise ConfigError(f"{which} cannot be repeated: batch {about.decode()} has begun since")
     if status == b"OTHERWISE":
         how = "without IDs, and cannot be repeated with" if write.by_id else "with IDs, and cannot be repeated without"
         raise ConfigError(f"{which} was begun {how} them")
     return int(about)
-
-
-async def finish(instance: Instance, topic: Topic, write: Write, rows: int, repeated: int) -> None:
-    """All of a batch is written: keep for whoever asks how many rows it appended, and how many had been before."""
-    key = instance.keys.write(topic.name, write.known_as(topic))
-    await instance.ask("HSET", key, "done", write.batch, "rows", rows, "repeated", repeated)
-
-
-async def outcome(instance: Instance, topic: Topic, write: Write) -> tuple[int, int] | None:
-    """What ``finish`` has kept; ``None`` if the batch is not finished, or forgotten."""
-    key = instance.keys.write(topic.name, write.known_as(topic))
-    done, rows, repeated = await instance.ask("HMGET", key, "done", "rows", "repeated")
-    return (int(rows), int(repeated)) if done is not None and int(done) == write.batch else None
 
 
 async def forget(instance: Instance, topic: Topic, write: Write, partitions: int) -> None:

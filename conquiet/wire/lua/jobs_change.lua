@@ -1,7 +1,7 @@
 -- Fragment: changing jobs, all writes of one kind at once. Needs the fragments jobs_keys, jobs_record, jobs_waits and
 -- jobs_wake.
 
-local written_records, written_errors, written_notes, unleased, over = {}, {}, {}, {}, {}
+local written_records, written_errors, unleased, over = {}, {}, {}, {}
 local now_ready, now_retries, now_delayed, now_put_off = {}, {}, {}, {}
 local now_succeeded, now_failed = {}, {}
 local soonest = math.huge
@@ -69,14 +69,6 @@ local function note_error(job, before, last, brief, at, history)
   written_errors[#written_errors + 1] = count .. ' ' .. #last .. '\n' .. last .. attempts
 end
 
--- Notes that a job was put off or interrupted: so many times more.
-local function note_return(id, snoozes, interruptions)
-  local one, other, rest = string.match(redis.call('HGET', notes, id) or '0 0', '^(%d+) (%d+)(.*)$')
-  written_notes[#written_notes + 1] = id
-  written_notes[#written_notes + 1] = string.format('%d %d', tonumber(one) + snoozes, tonumber(other) + interruptions)
-    .. rest
-end
-
 -- The first moment at which a job falls due, and that at which a lease runs out; math.huge if there is none.
 local function earliest()
   local due = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
@@ -98,7 +90,6 @@ end
 local function write_down()
   in_pieces('HSET', records, written_records)
   in_pieces('HSET', errors, written_errors)
-  in_pieces('HSET', notes, written_notes)
   in_pieces('ZREM', leases, unleased)
   in_pieces('ZREM', held, unleased)
   write_waits()

@@ -7,7 +7,7 @@
 -- RETURNS {now ms, token of all that were never claimed before, ms until more may be there or -1,
 --        IDs of the last news to all and to the store or 'now' if there may be more,
 --        {ID, 1 if failed else 0... of the expired}, {IDs that are no jobs and were taken out of line...},
---        {ID, first writing, '' or "attempts token ready" and notes if any, errors or nil... of the claimed, in claim order}}
+--        {ID, first writing, '' or "attempts token ready", errors or nil... of the claimed, in claim order}}
 -- MEMORY adds: work under way; who cannot begin anything lets no lease run out either
 --#include clock
 --#include full_memory
@@ -69,7 +69,6 @@ write_down()
 -- The places to take, in claim order, and those of them that have a share.
 local function chosen()
   count, from_tried, from_oldest = tonumber(count), tonumber(from_tried), tonumber(from_oldest)
-  if redis.call('EXISTS', paused) == 1 then count = 0 end
   if count <= 0 then return {}, {} end
   local is_taken, first = {}, {}
   if from_tried > 0 then
@@ -201,10 +200,6 @@ for at, id in ipairs(ids) do
   end
 end
 for at, noted in ipairs(values_of(errors, again)) do claimed[at_of[again[at]]] = noted end
-for at, noted in ipairs(values_of(notes, again)) do
-  local place = at_of[again[at]] - 1
-  if noted then claimed[place] = claimed[place] .. ' ' .. noted end
-end
 in_pieces('HSET', records, texts)
 in_pieces('ZADD', leases, leased)
 in_pieces('ZADD', held, holding)
@@ -226,6 +221,6 @@ local next_at = math.min(due_at, lapse_at)
 local next_ms = next_at < math.huge and math.max(0, next_at - now) or -1
 -- A store that takes all it can and leaves some tells another: it may have been the only one that was told. Of what fell due
 -- or ran out just now no store was told.
-if left > 0 and count > 0 then passes = moved > 0 and left or is_full and 1 or passes end
+if left > 0 then passes = moved > 0 and left or is_full and 1 or passes end
 if passes > 0 and wake(now, passes) == 0 and moved > 0 and left > 0 then tell_all() end
 return {now_text, base, next_ms, mark, expired, broken, claimed}

@@ -6,12 +6,10 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
---#include jobs_unique
 local id = ARGV[1]
 local job, known = job_of(id), known_of({id})
 if not job or job.state ~= 'S' and job.state ~= 'F' then return {0, unpack(known)} end
 go_on_when_full(jobs)
 redis.call('ZREM', job.state == 'S' and succeeded or failed, in_digits(tonumber(job.finished)) .. id)
-for _, key in ipairs({jobs, records, errors, notes}) do redis.call('HDEL', key, id) end
-forget_keys({id})
+for _, key in ipairs({jobs, records, errors}) do redis.call('HDEL', key, id) end
 return {1, unpack(known)}

@@ -1,7 +1,6 @@
 -- Fragment: the keys of a queue of jobs, in the order in which every script of the room is given them.
 local jobs, records, errors, ready, retries, delayed, put_off, leases, held, succeeded, failed = unpack(KEYS, 1, 11)
-local sequence, highest, news, ended, watched, waits, idle, alarm, notes = unpack(KEYS, 12, 20)
-local unique, unique_of, unique_ends, paused = unpack(KEYS, 21, 24)
+local sequence, highest, news, ended, watched, waits, idle, alarm = unpack(KEYS, 12, 19)
 
 -- A command with any number of values, in pieces that Lua can put on its stack; pairs are not torn.
 local function in_pieces(command, key, values)

@@ -7,7 +7,6 @@
 --#include full_memory
 --#include jobs_keys
 --#include jobs_record
---#include jobs_unique
 local offset, state, age, count = unpack(ARGV)
 local line, surplus = state == 'S' and succeeded or failed, 0
 if count ~= '' then surplus = redis.call('ZCARD', line) - tonumber(count) end
@@ -21,6 +20,5 @@ go_on_when_full(jobs)
 local members, ids = redis.call('ZRANGE', line, 0, surplus - 1), {}
 for at, member in ipairs(members) do ids[at] = string.sub(member, 16) end
 in_pieces('ZREM', line, members)
-for _, key in ipairs({jobs, records, errors, notes}) do in_pieces('HDEL', key, ids) end
-forget_keys(ids)
+for _, key in ipairs({jobs, records, errors}) do in_pieces('HDEL', key, ids) end
 return #ids

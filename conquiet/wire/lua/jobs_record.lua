@@ -1,16 +1,13 @@
 -- Fragment: what is kept of a job, and how it is written. Needs the fragment jobs_keys.
 --   jobs     "enqueued ready priority sequence most token\n", then the payload; written once. Times are ms, priority
 --            has 10 digits and is the lower the sooner, sequence has 12 digits, most is "-" or the job's own limit of
---            retries. The token means nothing now. Where there is a task, a key or a header, three words follow it,
---            the length of each or "-", and the three stand before the payload.
+--            retries. The last word was a token once and means nothing now.
 --   records  "state finished attempts token claimed ready priority sequence most length ", then worker and result.
 --            There is none while a job has never been claimed or cancelled. state is R, I, S or F, and "-" stands for
 --            a time or a worker's length that there is not. token is a number, then "." and the claim's own ID; a
 --            claim is told from all others by both.
 --   errors   "count length\n", the last error, then for each failed attempt
 --            "number started ended length length\n", its worker and its error.
---   notes    "snoozes interruptions", how often it was given back at no cost after it was begun; then, if its handler has
---            told so, " fraction\n", how far it is, and words. There is none if all of this never happened.
 --   ready... members: priority, ready in 15 digits, sequence, "1" if tried before else "0", ID: in claim order.
 
 local function in_digits(ms)
@@ -31,7 +28,7 @@ end
 
 -- The record of a job that has none yet; nil if what was written at first is no job.
 local function unwritten(id, first)
-  local since, priority, number, most = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) %d+[ \n]')
+  local since, priority, number, most = string.match(first, '^%d+ (%d+) (%d+) (%d+) (%S+) %d+\n')
   if not since then return nil end
   return {
     id = id, state = 'R', finished = '-', attempts = 0, token = '0',
@@ -49,7 +46,7 @@ end
 
 -- What follows the claimed time in the record of a job whose first writing this is, up to its worker.
 local function since_first(first)
-  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) %d+[ \n]')
+  return string.match(first, '^%d+ (%d+ %d+ %d+ %S+) %d+\n')
 end
 
 -- The number in a token.
@@ -70,14 +67,14 @@ local function job_of(id)
   return first and unwritten(id, first) or nil
 end
 
--- All that is known of jobs: {first writings, records, errors, until when leased, notes}; of the first ones only, if that
--- comes to much. Some at a time, since any may be large.
+-- All that is known of jobs: {first writings, records, errors, until when leased}; of the first ones only, if that comes to
+-- much. Some at a time, since any may be large.
 local function known_of(ids)
-  local lists, size, most_bytes = {{}, {}, {}, {}, {}}, 0, 8 * 1024 * 1024
+  local lists, size, most_bytes = {{}, {}, {}, {}}, 0, 8 * 1024 * 1024
   for from = 1, #ids, 8 do
     if size >= most_bytes then break end
     local to = math.min(from + 7, #ids)
-    for place, key in ipairs({jobs, records, errors, leases, notes}) do
+    for place, key in ipairs({jobs, records, errors, leases}) do
       local list = lists[place]
       for _, value in ipairs(redis.call(key == leases and 'ZMSCORE' or 'HMGET', key, unpack(ids, from, to))) do
         list[#list + 1] = value

@@ -2,7 +2,7 @@
 -- KEYS   all of the queue's, as in the fragment jobs_keys
 -- ARGV   offset ms, longest history, then for each settlement: kind, ID, token as in records, and of kind
 --        'done' no more | 'result' the result | 'retry' delay ms, error, its first line |
---        'fail' error, its first line | 'release' and 'interrupt' no more | 'snooze' delay ms
+--        'fail' error, its first line | 'release' no more
 -- RETURNS {1 if applied else 0...}
 -- MEMORY keeps: a job that is finished can be removed
 --#include clock
@@ -15,19 +15,13 @@
 go_on_when_full(jobs)
 local history = tonumber(ARGV[2])
 local now = now_ms(ARGV[1])
-local words = {done = 3, result = 4, retry = 6, fail = 5, release = 3, interrupt = 3, snooze = 4}
+local words = {done = 3, result = 4, retry = 6, fail = 5, release = 3}
 
 local starts, ids, at = {}, {}, 3
 while at <= #ARGV do
   starts[#starts + 1] = at
   ids[#ids + 1] = ARGV[at + 1]
   at = at + words[ARGV[at]]
-end
-
--- Ready again at no cost.
-local function give_back(job, since)
-  job.state, job.attempts, job.worker, job.claimed, job.ready = 'R', job.attempts - 1, nil, '-', since
-  line_up(job, now)
 end
 
 local apply = {
@@ -41,15 +35,8 @@ local apply = {
     fail(job, now)
   end,
   release = function(job)
-    give_back(job, job.ready)
-  end,
-  interrupt = function(job)
-    note_return(job.id, 0, 1)
-    give_back(job, job.ready)
-  end,
-  snooze = function(job, delay)
-    note_return(job.id, 1, 0)
-    give_back(job, now + tonumber(delay))
+    job.state, job.attempts, job.worker, job.claimed = 'R', job.attempts - 1, nil, '-'
+    line_up(job, now)
   end,
 }
 

@@ -1,20 +1,18 @@
 -- Begins a batch of a write that may be repeated, or finds it begun: the number of partitions is fixed by the first.
 -- KEYS   write
 -- ARGV   offset ms, number of the batch, partitions, for how long a batch can be repeated ms, ms after which all is
---        forgotten or '' for never, 'ids' or 'order': what rows are known by, 1 to go on after that time or 0
+--        forgotten or '' for never, 'ids' or 'order': what rows are known by
 -- RETURNS {'OK', partitions} | {'EXPIRED', begun ms} | {'OVERTAKEN', number of the batch that has begun since}
 --         | {'OTHERWISE', what its rows are known by}
 -- MEMORY adds: a batch, and then messages
 --#include clock
 local key = KEYS[1]
-local offset, batch, partitions, keep, forget, by, late = unpack(ARGV)
+local offset, batch, partitions, keep, forget, by = unpack(ARGV)
 local now = now_ms(offset)
 local known = redis.call('HMGET', key, 'batch', 'partitions', 'begun_ms', 'by')
 if known[1] == batch then
-  local is_over = now - tonumber(known[3]) > tonumber(keep)
-  if is_over and late == '0' then return {'EXPIRED', known[3]} end
+  if now - tonumber(known[3]) > tonumber(keep) then return {'EXPIRED', known[3]} end
   if known[4] ~= by then return {'OTHERWISE', known[4]} end
-  if is_over then redis.call('HSET', key, 'begun_ms', string.format('%.0f', now)) end
   return {'OK', known[2]}
 end
 if known[1] and tonumber(known[1]) > tonumber(batch) then return {'OVERTAKEN', known[1]} end

@@ -38,14 +38,15 @@ class Texts(Array):
     __slots__ = ()
     element, oid = 25, 1009
 
-    def __init__(self, values: Iterable[str | None]) -> None:
+    def __init__(self, values: Iterable[str]) -> None:
         values = list(values)
         different, times = _folded(values)
         try:
-            blobs = [None if value is None else value.encode() for value in different]
+            blobs = [value.encode() for value in different]
         except UnicodeEncodeError as error:
             raise ConfigError(f"PostgreSQL keeps text as UTF-8, which cannot carry {error.object!r}") from None
-        super().__init__(_parts(blobs) * times, len(values), None in different)
+        parts = [part for blob in blobs for part in (_LENGTH.pack(len(blob)), blob)]
+        super().__init__(parts * times, len(values), False)
 
 
 class Blobs(Array):
@@ -55,8 +56,11 @@ class Blobs(Array):
     element, oid = 17, 1001
 
     def __init__(self, values: Sequence[bytes | None]) -> None:
+        parts: list[bytes] = []
         different, times = _folded(values)
-        super().__init__(_parts(different) * times, len(values), None in different)
+        for blob in different:
+            parts += (_NULL,) if blob is None else (_LENGTH.pack(len(blob)), blob)
+        super().__init__(parts * times, len(values), None in different)
 
 
 class Integers(Array):
@@ -73,13 +77,6 @@ class Integers(Array):
             large = next(value for value in values if value is not None and not -(2**63) <= value < 2**63)
             raise ConfigError(f"PostgreSQL keeps integers of 64 bits, which {large!r} is not") from None
         super().__init__(parts * times, len(values), None in different)
-
-
-def _parts(blobs: Sequence[bytes | None]) -> list[bytes]:
-    parts: list[bytes] = []
-    for blob in blobs:
-        parts += (_NULL,) if blob is None else (_LENGTH.pack(len(blob)), blob)
-    return parts
 
 
 def _folded(values: Sequence[_T]) -> tuple[Sequence[_T], int]:

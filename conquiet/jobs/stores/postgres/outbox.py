@@ -18,14 +18,12 @@ from conquiet.jobs.stores.postgres import driver
 from conquiet.jobs.stores.postgres.pool import Rows
 from conquiet.kit.service import Background, to_its_end
 
-__all__ = ["Added", "Adding", "run"]
+__all__ = ["Adding", "run"]
 
 Step: TypeAlias = tuple[bytes, Sequence[object]]
 """A statement and its values."""
-Added: TypeAlias = tuple[Rows, list[str]]
-"""What the statement gave; and the IDs that are taken, if nothing was added."""
-Adding: TypeAlias = Generator[Step, Rows, Added]
-"""Asks for statements and is sent their rows."""
+Adding: TypeAlias = Generator[Step, Rows, list[str]]
+"""Asks for statements and is sent their rows; returns the IDs that are taken, if nothing was added."""
 
 _SAVE: Final = b"SAVEPOINT conquiet_add"
 _KEEP: Final = b"RELEASE SAVEPOINT conquiet_add"
@@ -47,7 +45,7 @@ def _adding(add: Step, taken: Step, can_save: bool) -> Adding:
         if can_save:
             yield _SAVE, ()
         try:
-            rows = yield add
+            yield add
         except driver.CROSSED as error:
             crossed = error
             if can_save:
@@ -56,15 +54,15 @@ def _adding(add: Step, taken: Step, can_save: bool) -> Adding:
         else:
             if can_save:
                 yield _KEEP, ()
-            return rows, []
+            return []
         rows = yield taken
         if rows:
-            return [], [row[0] for row in rows]
+            return [row[0] for row in rows]
     assert crossed is not None
     raise crossed
 
 
-async def run(connection: object, add: Step, taken: Step, what: str, schema: str) -> Added:
+async def run(connection: object, add: Step, taken: Step, what: str, schema: str) -> list[str]:
     """Go through the steps on the caller's connection, a plain or an asynchronous one; commits nothing."""
     if not isinstance(connection, AsyncConnection | Connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
@@ -79,7 +77,7 @@ async def run(connection: object, add: Step, taken: Step, what: str, schema: str
         raise driver.refused(what, schema, error) from error
 
 
-async def _run_async(connection: AsyncConnection[Any], steps: Adding) -> Added:
+async def _run_async(connection: AsyncConnection[Any], steps: Adding) -> list[str]:
     step = next(steps)
     while True:
         cursor = AsyncRawCursor(connection, row_factory=tuple_row)
@@ -91,10 +89,10 @@ async def _run_async(connection: AsyncConnection[Any], steps: Adding) -> Added:
         except driver.CROSSED as error:
             step = steps.throw(error)
         except StopIteration as end:
-            return cast("Added", end.value)
+            return list(end.value)
 
 
-async def _run_beside(connection: Connection[Any], steps: Adding) -> Added:
+async def _run_beside(connection: Connection[Any], steps: Adding) -> list[str]:
     """Run it in a thread; cancelled, it ends when the thread has left the connection, or after a second.
 
     The caller is about to roll back, and what came after that would be part of the next transaction.
@@ -110,7 +108,7 @@ async def _run_beside(connection: Connection[Any], steps: Adding) -> Added:
     return working.result()
 
 
-async def _called_off(connection: Connection[Any], working: asyncio.Task[Added]) -> None:
+async def _called_off(connection: Connection[Any], working: asyncio.Task[list[str]]) -> None:
     working.add_done_callback(lambda done: done.cancelled() or done.exception())  # its outcome is not needed any more
     with anyio.move_on_after(driver.GOODBYE):
         while not working.done():  # the thread may have been about to begin a statement
@@ -119,7 +117,7 @@ async def _called_off(connection: Connection[Any], working: asyncio.Task[Added])
             await asyncio.wait([working], timeout=_AGAIN)
 
 
-def _run_plain(connection: Connection[Any], steps: Adding, is_given_up: Callable[[], bool]) -> Added:
+def _run_plain(connection: Connection[Any], steps: Adding, is_given_up: Callable[[], bool]) -> list[str]:
     step = next(steps)
     while not is_given_up():
         cursor = RawCursor(connection, row_factory=tuple_row)
@@ -131,8 +129,8 @@ def _run_plain(connection: Connection[Any], steps: Adding, is_given_up: Callable
         except driver.CROSSED as error:
             step = steps.throw(error)
         except StopIteration as end:
-            return cast("Added", end.value)
-    return [], []
+            return list(end.value)
+    return []
 
 
 def _can_save(connection: AsyncConnection[Any] | Connection[Any]) -> bool:

@@ -71,21 +71,21 @@ class Pool:
         async with self._borrowed(what) as connection:
             return [await self._rows(connection, call) for call in calls]
 
-    async def added(self, what: str, call: Call) -> Rows | None:
-        """The rows of one call; ``None`` if it failed as a whole because of others who write the same keys.
+    async def was_added(self, what: str, call: Call) -> bool:
+        """Run one call; false if it failed as a whole because of others who write the same keys.
 
         ``HeldError`` if others have one of these keys and have not yet decided.
         """
         async with self._here().adding:
             try:
-                [rows] = await self.run(what, call)
+                await self.run(what, call)
             except QueueError as error:
                 if isinstance(error.__cause__, driver.HELD):
                     raise HeldError from error
                 if isinstance(error.__cause__, driver.CROSSED):
-                    return None
+                    return False
                 raise
-            return rows
+            return True
 
     async def connect(self, what: str) -> _Connection:
         """A connection outside of the pool; to be closed by the caller."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from msgspec.structs import replace
-
 from conquiet.jobs.job import Attempt, Job, JobState
 from conquiet.jobs.store import Claim
 from conquiet.jobs.stores.postgres.looking import Place
@@ -16,7 +14,7 @@ __all__ = ["NUMBER", "WIDTH", "claimed_job", "job_of", "urgency"]
 
 NUMBER: Final = 1
 """The column with the place in the order of enqueueing."""
-WIDTH: Final = 25
+WIDTH: Final = 18
 
 _STATES: Final = {str(state): state for state in JobState}
 
@@ -42,19 +40,12 @@ def job_of(queue: str, row: Sequence[Any]) -> Job:
         lease_ms=row[15],
         finished_ms=row[16],
         claim_id=row[17],
-        task=row[18],
-        key=row[19],
-        raw_headers=row[20] or b"",
-        snoozes=row[21],
-        interruptions=row[22],
-        fraction=row[23],
-        message=row[24] or "",
     )
 
 
 def claimed_job(claim: Claim, now: int, row: Sequence[Any]) -> Job:
     """The job in a row of a claim, which has only what the claim itself does not say."""
-    job = Job(
+    return Job(
         id=row[0],
         queue=claim.queue,
         raw=row[2],
@@ -72,21 +63,6 @@ def claimed_job(claim: Claim, now: int, row: Sequence[Any]) -> Job:
         claimed_ms=now,
         lease_ms=now + claim.ttl_ms,
     )
-    return job if row[11] is None else replace(job, **_extras(row[11]))
-
-
-def _extras(text: str) -> dict[str, Any]:
-    """What few jobs have: the others are made without, which costs less."""
-    task, key, headers, snoozes, interruptions, fraction, message = codec.decode(text.encode())
-    return {
-        "task": task,
-        "key": key,
-        "raw_headers": (headers or "").encode(),
-        "snoozes": snoozes,
-        "interruptions": interruptions,
-        "fraction": fraction,
-        "message": message or "",
-    }
 
 
 def urgency(row: Sequence[Any]) -> Place:

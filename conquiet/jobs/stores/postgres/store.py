@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from conquiet.errors import ConfigError, DuplicateJobError
 from conquiet.jobs.chunks import MOST, chunks
-from conquiet.jobs.counts import JobCounts
 from conquiet.jobs.heartbeat_store import HeartbeatStore, SharesHeartbeats
 from conquiet.jobs.job import CANCELLED, HISTORY, Job, JobState, NewJob, Settlement
 from conquiet.jobs.options import PostgresStoreKeywords, PostgresStoreOptions
-from conquiet.jobs.progress import Report
 from conquiet.jobs.store import MOST_BYTES, Claimed, JobPage, JobRetention, Lease, Wanted, numbered
 from conquiet.jobs.stores._gathering import Gathering, added
 from conquiet.jobs.stores.postgres.arrays import Blobs, Integers, Texts
@@ -36,6 +34,8 @@ _MOST_PURGED: Final = 1000
 _MOST_FOUND: Final = 100
 _ROUND: Final = 10.0
 """For how many seconds what was found to be too many is known to be."""
+_PATIENCE: Final = "50ms"
+"""How long one connection waits for others who have an ID and have not decided whether they add it."""
 _LARGEST: Final = 2**62
 _HEARTBEATS: Final = 2
 """Connections for the heartbeats of all workers: more than one, lest a lock on one job's row delay all of them."""
@@ -54,19 +54,17 @@ class PostgresStore(SharesHeartbeats, Opened):
         taken = PostgresStoreOptions(**options)
         self._recipe = (dsn, options)
         try:
-            from conquiet.jobs.stores.postgres import migrating
-            from conquiet.jobs.stores.postgres.adding import Additions
+            from conquiet.jobs.stores.postgres import migrating, outbox
             from conquiet.jobs.stores.postgres.claiming import Claiming
             from conquiet.jobs.stores.postgres.listening import Listener
             from conquiet.jobs.stores.postgres.pool import Pool
         except ImportError as error:
             raise ConfigError("PostgresStore needs psycopg: pip install 'conquiet[postgres]'") from error
-        self._migrating = migrating
+        self._migrating, self._outbox = migrating, outbox
         self._clock = taken.clock
         self._channel = taken.schema
         self._pool = Pool(dsn, taken.schema, taken.pool_size)
         self._listener = Listener(self._pool, self._channel, self._clock)
-        self._adding = Additions(self._pool, self._channel, self._clock)
         self._claiming = Claiming(self._pool, self._channel, self._clock)
         self._gathering = Gathering(self._add)
         self.heartbeats = HeartbeatStore(self, self._clone_for_heartbeats)
@@ -132,27 +130,30 @@ class PostgresStore(SharesHeartbeats, Opened):
 
     # --- the life of a job ------------------------------------------------------------------------------------
 
-    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
+    async def add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         """Add all of ``jobs`` or none; single ones of callers at the same time share a transaction.
 
         ``connection`` is a ``psycopg.AsyncConnection`` or a ``psycopg.Connection``: the jobs are there, and workers
         are told, when the caller commits. A duplicate leaves its transaction as it was before the call.
         """
         if len(jobs) == 1 and connection is None:
-            return await self._gathering.add(queue, jobs[0])
-        return await added(lambda: self._add(queue, jobs, connection)) if jobs else {}
+            await self._gathering.add(queue, jobs[0])
+        elif jobs:
+            await added(lambda: self._add(queue, jobs, connection))
 
-    async def _add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> Mapping[str, str]:
+    async def _add(self, queue: str, jobs: Sequence[NewJob], connection: Any = None) -> None:
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             given = Counter(ids)
-            taken = set(await self._adding.of(queue).taken(list(given))) if connection is None else set[str]()
+            taken = set(await self._taken(queue, list(given))) if connection is None else set[str]()
             raise DuplicateJobError(queue, [id for id, times in given.items() if times > 1 or id in taken])
-        adding = self._adding.of(queue, connection)
-        if any(job.unique is not None for job in jobs):
-            return await adding.unique(jobs)
-        await adding.all(jobs)
-        return {}
+        values = self._new(queue, jobs, ids, _PATIENCE if connection is None else None)
+        if connection is None:
+            taken_ids = await self._added(queue, values, ids)
+        else:
+            taken_ids = await self._added_in(connection, queue, values, ids)
+        if taken_ids:
+            raise DuplicateJobError(queue, [id for id in ids if id in set(taken_ids)])
 
     async def claim(self, queue: str, wanted: Wanted) -> Claimed:
         """Give up leases that have run out, then lease what is wanted."""
@@ -178,18 +179,6 @@ class PostgresStore(SharesHeartbeats, Opened):
         [rows] = await self._run("renewing leases", queue, ("renew", values))
         held = {order[int(row[0]) - 1] for row in rows}
         return [_claim_of(lease) in held for lease in leases]
-
-    async def progress(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        """Note how far jobs are; false for each that is stale."""
-        order = sorted({_claim_of(report): report for report in reports}.items())
-        given = [report for _, report in order]
-        ids, tokens = Texts([one.job_id for one in given]), Integers([one.token for one in given])
-        claims, words = Texts([one.claim_id for one in given]), Texts([one.message for one in given])
-        far = Integers([round(one.fraction * 1_000_000) for one in given])
-        values = (queue, ids, tokens, claims, far, words, len(given))
-        [rows] = await self._run("noting how far jobs are", queue, ("progress", values))
-        noted = {order[int(row[0]) - 1][0] for row in rows}
-        return [_claim_of(report) in noted for report in reports]
 
     async def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[bool]:
         """Apply each settlement; false for each that is stale."""
@@ -219,18 +208,11 @@ class PostgresStore(SharesHeartbeats, Opened):
             found.update((row[0], job_of(queue, row)) for row in rows)
         return [found.get(id) for id in ids]
 
-    async def counts(self, queue: str) -> JobCounts:
-        """How many jobs are in each state, and for how long they wait."""
-        values = (queue, Texts(JobState), self._clock.offset_ms)
-        [rows] = await self._run("counting jobs", queue, ("counts", values))
+    async def counts(self, queue: str) -> Mapping[JobState, int]:
+        """How many jobs are in each state."""
+        [rows] = await self._run("counting jobs", queue, ("counts", (queue, Texts(JobState))))
         found: dict[str, int] = dict(rows)
-        states = {state: found.get(state, 0) for state in JobState}
-        return JobCounts(states, found["scheduled"], found["oldest"])
-
-    async def list_queues(self) -> list[str]:
-        """The names of all queues that have jobs, or had some that were claimed."""
-        [rows] = await self._pool.run("listing queues", ("queues", ()))
-        return sorted(name for (name,) in rows)
+        return {state: found.get(state, 0) for state in JobState}
 
     async def page(self, queue: str, state: JobState, count: int, cursor: str | None) -> JobPage:
         """Jobs in ``state``, in the order of enqueueing: a thousand at most, and fewer if they are large."""
@@ -266,15 +248,6 @@ class PostgresStore(SharesHeartbeats, Opened):
             if is_changed or job is None:
                 return job
             job.check("delete")
-
-    async def pause(self, queue: str, is_paused: bool) -> None:
-        """Lease nothing of the queue, or go on."""
-        await self._run("pausing", queue, ("pause", (queue, self._channel, is_paused)))
-
-    async def is_paused(self, queue: str) -> bool:
-        """Whether nothing of the queue is leased."""
-        [[(is_paused,)]] = await self._run("asking for a pause", queue, ("paused", (queue,)))
-        return bool(is_paused)
 
     async def purge(self, queue: str, state: JobState, keep: JobRetention) -> int:
         """Remove finished jobs that are not to be kept."""
@@ -328,6 +301,27 @@ class PostgresStore(SharesHeartbeats, Opened):
     async def _run(self, what: str, queue: str, *calls: Call) -> list[list[tuple[Any, ...]]]:
         return await self._pool.run(f"{what} of queue {queue!r}", *calls)
 
+    async def _taken(self, queue: str, ids: Sequence[str]) -> list[str]:
+        [rows] = await self._run("finding jobs", queue, ("taken", (queue, Texts(ids), len(ids))))
+        return [row[0] for row in rows]
+
+    async def _added(self, queue: str, values: tuple[object, ...], ids: Sequence[str]) -> list[str]:
+        """Add, or tell which of ``ids`` are taken."""
+        while True:
+            if await self._pool.was_added(f"adding jobs of queue {queue!r}", ("add", values)):
+                return []
+            taken = await self._taken(queue, ids)
+            if taken:
+                return taken
+            # The other transaction is gone. Nothing was added, that is certain: so this repeats nothing.
+
+    async def _added_in(
+        self, connection: object, queue: str, values: tuple[object, ...], ids: Sequence[str]
+    ) -> list[str]:
+        statements = self._pool.statements
+        add, taken = (statements["add"], values), (statements["taken"], (queue, Texts(ids), len(ids)))
+        return await self._outbox.run(connection, add, taken, f"adding jobs of queue {queue!r}", self._pool.schema)
+
     async def _changed(self, what: str, queue: str, id: str, call: Call) -> tuple[Job | None, bool]:
         """The job after a change, and true; or, if it could not be changed, as it is."""
         [rows] = await self._run(what, queue, call)
@@ -335,6 +329,19 @@ class PostgresStore(SharesHeartbeats, Opened):
             return job_of(queue, rows[0][:WIDTH]), True
         [job] = await self.find(queue, [id])
         return job, False
+
+    def _new(self, queue: str, jobs: Sequence[NewJob], ids: Sequence[str], patience: str | None) -> tuple[object, ...]:
+        return (
+            queue,
+            self._clock.offset_ms,
+            self._channel,
+            Texts(ids),
+            Blobs([job.payload for job in jobs]),
+            Integers([job.priority for job in jobs]),
+            Integers([job.delay_ms for job in jobs]),
+            Integers([job.max_retries for job in jobs]),
+            patience,
+        )
 
     def _settlements(self, queue: str, given: Sequence[Settlement]) -> tuple[object, ...]:
         return (
@@ -354,7 +361,7 @@ class PostgresStore(SharesHeartbeats, Opened):
         )
 
 
-def _claim_of(one: Lease | Settlement | Report) -> tuple[str, int, str]:
+def _claim_of(one: Lease | Settlement) -> tuple[str, int, str]:
     return one.job_id, one.token, one.claim_id
 
 

@@ -21,15 +21,7 @@ next AS MATERIALIZED (
         )
     ) - (SELECT now FROM moment) AS ms
 ),
-may AS MATERIALIZED (
-    SELECT
-        CASE
-            WHEN EXISTS (SELECT FROM {schema}.queues WHERE queue = $1::text AND paused) THEN 0
-            WHEN $8::boolean OR ms > 0 OR ms IS NULL THEN 1
-            ELSE 0
-        END AS claim
-    FROM next
-),
+may AS MATERIALIZED (SELECT CASE WHEN $8::boolean OR ms > 0 OR ms IS NULL THEN 1 ELSE 0 END AS claim FROM next),
 again AS MATERIALIZED (
     SELECT queue, id, number, octet_length(payload) AS size FROM {schema}.jobs
     WHERE queue = $1::text AND state = 'ready' AND due AND attempts > 0

@@ -8,7 +8,7 @@ rest AS MATERIALIZED (
     WHERE queue = $1::text AND state = 'ready' AND due
         AND (-priority, ready_ms, number) > ($8::bigint, $9::bigint, $10::bigint)
     ORDER BY -priority, ready_ms, number
-    LIMIT CASE WHEN EXISTS (SELECT FROM {schema}.queues WHERE queue = $1::text AND paused) THEN 0 ELSE $5::bigint END
+    LIMIT $5::bigint
     FOR NO KEY UPDATE SKIP LOCKED
 ),
 chosen AS MATERIALIZED (

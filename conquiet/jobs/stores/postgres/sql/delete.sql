@@ -9,9 +9,5 @@ WITH deleted AS (
 noted AS (
     INSERT INTO {schema}.queues AS q (queue, token) SELECT $1::text, token FROM deleted WHERE token > 0
     ON CONFLICT (queue) DO UPDATE SET token = excluded.token WHERE q.token < excluded.token
-),
-freed AS (
-    DELETE FROM {schema}.uniques u USING deleted d
-    WHERE u.queue = $1::text AND u.job_id = d.id AND u.until_ms IS NULL
 )
 SELECT * FROM deleted

@@ -17,23 +17,10 @@ old AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ),
 purged AS (
-    DELETE FROM {schema}.jobs j USING old WHERE j.queue = old.queue AND j.id = old.id RETURNING j.token, j.id
+    DELETE FROM {schema}.jobs j USING old WHERE j.queue = old.queue AND j.id = old.id RETURNING j.token
 ),
 noted AS (
     INSERT INTO {schema}.queues AS q (queue, token) SELECT $1::text, max(token) FROM purged HAVING max(token) > 0
     ON CONFLICT (queue) DO UPDATE SET token = excluded.token WHERE q.token < excluded.token
-),
-freed AS (
-    DELETE FROM {schema}.uniques u USING purged p
-    WHERE u.queue = $1::text AND u.job_id = p.id AND u.until_ms IS NULL
-),
-ended AS (
-    DELETE FROM {schema}.uniques u USING (
-        SELECT queue, key FROM {schema}.uniques
-        WHERE queue = $1::text AND until_ms <= {moment} + $2::bigint
-        LIMIT $7::bigint
-        FOR UPDATE SKIP LOCKED
-    ) AS o
-    WHERE u.queue = o.queue AND u.key = o.key
 )
 SELECT count(*) FROM purged

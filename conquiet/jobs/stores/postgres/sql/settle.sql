@@ -6,32 +6,28 @@ WITH moment AS MATERIALIZED (SELECT {moment} + $2::bigint AS now),
 settled AS (
     UPDATE {schema}.jobs j SET
         state = CASE g.kind WHEN 'ack' THEN 'succeeded' WHEN 'fail' THEN 'failed' ELSE 'ready' END,
-        due = g.kind NOT IN ('retry', 'snooze') OR g.delay_ms <= 0,
-        attempts = CASE WHEN g.is_free THEN j.attempts - 1 ELSE j.attempts END,
-        snoozes = CASE g.kind WHEN 'snooze' THEN j.snoozes + 1 ELSE j.snoozes END,
-        interruptions = CASE g.kind WHEN 'interrupt' THEN j.interruptions + 1 ELSE j.interruptions END,
-        ready_ms = CASE WHEN g.kind IN ('retry', 'snooze') THEN (SELECT now FROM moment) + g.delay_ms ELSE j.ready_ms END,
+        due = g.kind <> 'retry' OR g.delay_ms <= 0,
+        attempts = CASE g.kind WHEN 'release' THEN j.attempts - 1 ELSE j.attempts END,
+        ready_ms = CASE g.kind WHEN 'retry' THEN (SELECT now FROM moment) + g.delay_ms ELSE j.ready_ms END,
         finished_ms = CASE WHEN g.kind IN ('ack', 'fail') THEN (SELECT now FROM moment) END,
-        claimed_ms = CASE WHEN g.is_free THEN NULL ELSE j.claimed_ms END,
-        worker = CASE WHEN g.is_free THEN NULL ELSE j.worker END,
+        claimed_ms = CASE g.kind WHEN 'release' THEN NULL ELSE j.claimed_ms END,
+        worker = CASE g.kind WHEN 'release' THEN NULL ELSE j.worker END,
         lease_ms = NULL,
         renewed_ms = NULL,
         result = CASE g.kind WHEN 'ack' THEN g.result ELSE j.result END,
         last_error = CASE WHEN g.kind IN ('retry', 'fail') THEN g.error ELSE j.last_error END,
         failures = CASE
-            WHEN g.kind = 'ack' OR g.is_free THEN j.failures
+            WHEN g.kind IN ('ack', 'release') THEN j.failures
             WHEN jsonb_array_length(j.failures) >= $4::integer THEN j.failures - 0
             ELSE coalesce(j.failures, '[]')
         END || CASE
-            WHEN g.kind = 'ack' OR g.is_free THEN '[]'
+            WHEN g.kind IN ('ack', 'release') THEN '[]'
             ELSE jsonb_build_array(
                 jsonb_build_array(j.attempts, coalesce(j.worker, ''), j.claimed_ms, (SELECT now FROM moment), g.brief)
             )
         END
     FROM (
-        SELECT
-            $1::text AS queue, id, token, claim_id, kind, kind IN ('release', 'snooze', 'interrupt') AS is_free, delay_ms,
-            error, brief, result, place
+        SELECT $1::text AS queue, id, token, claim_id, kind, delay_ms, error, brief, result, place
         FROM unnest(
             $6::text[], $7::bigint[], $8::text[], $9::text[], $10::bigint[], $11::text[], $12::text[], $13::bytea[]
         ) WITH ORDINALITY AS given (id, token, claim_id, kind, delay_ms, error, brief, result, place)
