@@ -117,7 +117,12 @@ async def main() -> None:
         print("evened out: ", {one.name: len(one.owned) for one in survivors})
 
         await write(server.url, 2, 3, "end")
-        await until(lambda: not owned())
+        # A stream that is on its way from one to the other has no owner either: all is done when all was read.
+        await until(
+            lambda: (
+                not owned() and len({event for one in consumers for event in one.read}) == len(STREAMS) * len(EVENTS)
+            )
+        )
         for one in survivors:
             one.end("terminate")
 
