@@ -167,8 +167,8 @@ async def test_twenty_queues_wait_on_one_connection_or_on_eight_of_a_cluster_nod
             counts = [(await ask(node, "INFO", "clients"))["blocked_clients"] for node in nodes_of(url)]
             return bool(max(counts) > most)
 
-        with pytest.raises(AssertionError):
-            await eventually(are_too_many, "", SHORT)
+        for _ in range(30):  # each look is some round trips: none may be cut off by a time-out
+            assert not await are_too_many()
         for queue in queues:
             await queue_in(outside, name=queue.name).enqueue(1)
         await seen.saw(20)
