@@ -129,7 +129,7 @@ def guarantees(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
-    """What tells soon, in about a minute: one server, one flavour, no Cluster, no PostgreSQL, no Spark."""
+    """What tells soon, in about two minutes: one server, one flavour, no Cluster, no PostgreSQL, no Spark."""
     lane(session, "quick")
 
 
